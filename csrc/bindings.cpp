@@ -105,6 +105,7 @@ PYBIND11_MODULE(_native, m) {
                     std::size_t>(),
            py::arg("device_index"), py::arg("chip"), py::arg("metrics"), py::arg("config"),
            py::arg("max_ranges"), NoGil())
+      .def("reset", &RangeSession::reset, NoGil())
       .def("start", &RangeSession::start, NoGil())
       .def("stop", &RangeSession::stop, NoGil())
       .def("push", &RangeSession::push, NoGil())

@@ -1,6 +1,5 @@
 #include "range_session.hpp"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace roofprobe {
@@ -54,27 +53,16 @@ Bytes make_counter_data(CUpti_RangeProfiler_Object* profiler,
 RangeSession::RangeSession(int device_index, const std::string& chip,
                            const std::vector<std::string>& metrics, const ConfigImage& config,
                            std::size_t max_ranges)
-    : context_(device_index), config_(config), counter_data_(chip, {}) {
+    : context_(device_index),
+      config_(config),
+      metrics_(metrics),
+      max_ranges_(max_ranges),
+      counter_data_(chip, {}) {
   profiler_ = enable(context_.get());
   // The destructor does not run when a constructor throws, so this is the one place that must
   // disable by hand.
   try {
-    counter_data_ = CounterDataImage(chip, make_counter_data(profiler_, metrics, max_ranges));
-    auto params = sized_params<CUpti_RangeProfiler_SetConfig_Params>(
-        ROOFPROBE_SIZE_TO(CUpti_RangeProfiler_SetConfig_Params, targetNestingLevel));
-    params.pRangeProfilerObject = profiler_;
-    params.configSize = config_.bytes.size();
-    params.pConfig = config_.bytes.data();
-    params.counterDataImageSize = counter_data_.bytes().size();
-    params.pCounterDataImage = counter_data_.bytes().data();
-    params.range = CUPTI_UserRange;
-    params.replayMode = CUPTI_UserReplay;
-    params.maxRangesPerPass = max_ranges;
-    params.numNestingLevels = 1;
-    params.minNestingLevel = 1;
-    params.passIndex = 0;
-    params.targetNestingLevel = 1;
-    check(cupti().cuptiRangeProfilerSetConfig(&params), "cuptiRangeProfilerSetConfig");
+    reset();
   } catch (...) {
     try {
       disable(profiler_);
@@ -83,6 +71,27 @@ RangeSession::RangeSession(int device_index, const std::string& chip,
     }
     throw;
   }
+}
+
+void RangeSession::reset() {
+  require_open();
+  counter_data_ =
+      CounterDataImage(counter_data_.chip(), make_counter_data(profiler_, metrics_, max_ranges_));
+  auto params = sized_params<CUpti_RangeProfiler_SetConfig_Params>(
+      ROOFPROBE_SIZE_TO(CUpti_RangeProfiler_SetConfig_Params, targetNestingLevel));
+  params.pRangeProfilerObject = profiler_;
+  params.configSize = config_.bytes.size();
+  params.pConfig = config_.bytes.data();
+  params.counterDataImageSize = counter_data_.bytes().size();
+  params.pCounterDataImage = counter_data_.bytes().data();
+  params.range = CUPTI_UserRange;
+  params.replayMode = CUPTI_UserReplay;
+  params.maxRangesPerPass = max_ranges_;
+  params.numNestingLevels = 1;
+  params.minNestingLevel = 1;
+  params.passIndex = 0;
+  params.targetNestingLevel = 1;
+  check(cupti().cuptiRangeProfilerSetConfig(&params), "cuptiRangeProfilerSetConfig");
 }
 
 RangeSession::~RangeSession() noexcept {

@@ -33,6 +33,9 @@ class RangeSession {
   RangeSession(const RangeSession&) = delete;
   RangeSession& operator=(const RangeSession&) = delete;
 
+  // Begins the set of passes anew, with empty counter data and the same config.
+  void reset();
+
   void start();
   [[nodiscard]] StopStatus stop();
   void push(const std::string& name);
@@ -50,8 +53,10 @@ class RangeSession {
   void require_open() const;
 
   PrimaryContext context_;
-  ConfigImage config_;                              // CUPTI keeps pointers into this and
-  CounterDataImage counter_data_;                   // into this until the session is closed
+  ConfigImage config_;  // CUPTI keeps pointers into this and into the counter data until close()
+  std::vector<std::string> metrics_;
+  std::size_t max_ranges_;
+  CounterDataImage counter_data_;
   CUpti_RangeProfiler_Object* profiler_ = nullptr;  // CUPTI's, from enable to disable
 };
 

@@ -1,0 +1,74 @@
+"""Where counts come from. Each backend is one module; none but ``cupti`` imports ``_native``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a backend will count, and its price.
+
+    Attributes:
+        metrics: Metrics that will be counted.
+        passes: Steps that one round takes.
+        unavailable: Metrics that were asked for and cannot be counted here, with the reason.
+    """
+
+    metrics: tuple[str, ...]
+    passes: int
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCounters:
+    """Counts of one complete round.
+
+    Attributes:
+        values: Metric name -> value in the metric's own unit; None where none could be formed.
+        reasons: Why, for each None.
+        ranges_dropped: Ranges whose counts the backend lost; above 0, no value is kept.
+        image: The sealed counter-data image, where the backend has one.
+    """
+
+    values: Mapping[str, float | None]
+    reasons: Mapping[str, str]
+    ranges_dropped: int = 0
+    image: bytes | None = None
+
+
+class CounterBackend(Protocol):
+    """Counts what happens between ``begin_pass`` and ``end_pass``, over as many passes as needed.
+
+    Order: ``prepare`` once; then ``open``; for each round, ``begin_pass``/``end_pass`` until
+    ``end_pass`` answers True, then ``collect``; at last ``close``, on every way out.
+    """
+
+    @property
+    def source(self) -> str:
+        """The label of every figure: ``cupti``, ``analytic``, ``recorded``, ..."""
+        ...
+
+    def prepare(self, metrics: Sequence[str]) -> Plan:
+        """Finds out which metrics can be counted and in how many passes; counts nothing yet."""
+        ...
+
+    def open(self) -> None:
+        """Attaches to the device."""
+        ...
+
+    def begin_pass(self) -> None:
+        """Starts counting."""
+        ...
+
+    def end_pass(self) -> bool:
+        """Stops counting; True when every pass of this round has been submitted."""
+        ...
+
+    def collect(self) -> RoundCounters:
+        """Values of the round just completed; the next ``begin_pass`` starts another."""
+        ...
+
+    def close(self) -> None:
+        """Detaches. Safe to call twice, and after any failure."""
+        ...

@@ -1,0 +1,323 @@
+"""What is counted: one table of metrics for each chip family, and named sets of them.
+
+A metric is a CUPTI name with its roll-up (``dram__bytes_read.sum``). The table says what each one
+means for a roofline: which FLOP path it counts and with which weight, or at which memory level it
+counts bytes. Formulas elsewhere read this table and name no metric themselves.
+
+FLOP paths:
+    ``sass_*`` are CUDA-core instructions, counted by SASS instrumentation per thread with all
+    predicates true: add 1, mul 1, fma 2 FLOP (one FMA is two FLOP). A half instruction is packed
+    or not, and compilers load constants with HFMA2, so the fp16 weights 2, 2, 4 give an upper
+    bound (measured on an H200: an fp32 GEMM of 131,072 threads reads hfma 131,072).
+    ``tensor_*`` are tensor-core operations by source type, weight 1: the hardware already counts
+    an FMA as two (measured on an H200: a 4096^3 GEMM reads 2*M*N*K).
+
+Sources: names and units from libcupti's host API (CUPTI 13.0); which chip has which was asked of
+it and is tested in tests/native.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from roofprobe.errors import UnknownMetricError
+
+Kind = Literal["flop", "op", "byte", "sector", "second", "coverage_sass", "coverage_hardware"]
+Level = Literal["dram", "l2", "l1"]
+LEVELS: Final[tuple[Level, ...]] = ("dram", "l2", "l1")
+
+DEFAULT_SET: Final = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the metric table.
+
+    Attributes:
+        name: CUPTI's name with roll-up.
+        kind: What one count is, once multiplied by ``weight``. ``op`` is an integer operation,
+            which never enters a FLOP total.
+        weight: Factor from the counter's value to the base unit of ``kind``.
+        path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for kinds ``flop`` and ``op``.
+        level: Memory level for kinds ``byte`` and ``sector``.
+        direction: ``read`` or ``write`` where the counter tells them apart.
+        upper_bound: True where the weight is the largest possible and not the exact one.
+    """
+
+    name: str
+    kind: Kind
+    weight: float = 1.0
+    path: str | None = None
+    level: Level | None = None
+    direction: Literal["read", "write"] | None = None
+    upper_bound: bool = False
+
+    @property
+    def instrumented(self) -> bool:
+        """True for SASS metrics: they count by patching kernels and can silently read 0."""
+        return "__sass_" in self.name
+
+
+def _sass(letter: str, precision: str, weights: tuple[int, int, int]) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(
+            f"smsp__sass_thread_inst_executed_op_{letter}{op}_pred_on.sum",
+            "flop",
+            weight,
+            path=f"sass_{precision}",
+            upper_bound=precision == "fp16",
+        )
+        for op, weight in zip(("add", "mul", "fma"), weights, strict=True)
+    )
+
+
+def _tensor(**paths: str) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(
+            f"sm__ops_path_tensor_src_{source}.sum",
+            "op" if path == "int8" else "flop",
+            path=f"tensor_{path}",
+        )
+        for source, path in paths.items()
+    )
+
+
+SASS_FP32: Final = _sass("f", "fp32", (1, 1, 2))
+SASS: Final = _sass("h", "fp16", (2, 2, 4)) + SASS_FP32 + _sass("d", "fp64", (1, 1, 2))
+
+# Packed fp32 instructions of data-centre Blackwell work on two values each.
+_SASS_PACKED: Final = tuple(
+    Metric(
+        f"smsp__sass_thread_inst_executed_op_f{op}2_pred_on.sum", "flop", weight, path="sass_fp32"
+    )
+    for op, weight in (("add", 2), ("mul", 2), ("fma", 4))
+)
+
+_DRAM: Final = (
+    Metric("dram__bytes_read.sum", "byte", level="dram", direction="read"),
+    Metric("dram__bytes_write.sum", "byte", level="dram", direction="write"),
+)
+_DRAM_OP: Final = (
+    Metric("dram__bytes_op_read.sum", "byte", level="dram", direction="read"),
+    Metric("dram__bytes_op_write.sum", "byte", level="dram", direction="write"),
+)
+_L2: Final = Metric("lts__t_bytes.sum", "byte", level="l2")
+_L1: Final = Metric("l1tex__t_bytes.sum", "byte", level="l1")
+_TIME: Final = Metric("gpu__time_duration.sum", "second", 1e-9)
+
+# The cheapest pair that shows whether SASS instrumentation saw the kernels (docs/design.md,
+# "Coverage"): CUPTI describes the instrumented count as "STG, ST", the hardware counts the two
+# apart, and warp instructions with at least one thread on are what both count.
+_COVERAGE_SASS: Final = Metric("smsp__sass_inst_executed_op_global_st.sum", "coverage_sass")
+_COVERAGE_HARDWARE: Final = tuple(
+    Metric(f"smsp__inst_executed_op_{op}_st_pred_on_any.sum", "coverage_hardware")
+    for op in ("global", "generic")
+)
+
+# The published study's instruction metrics: "op_fp16" counts half instructions of every kind.
+_STUDY_FP16: Final = Metric(
+    "smsp__sass_thread_inst_executed_op_fp16_pred_on.sum",
+    "flop",
+    0.0,  # counted by the study, not used in its FLOP formula
+    path="study_fp16",
+)
+_STUDY_SECTORS: Final = (
+    Metric("dram__sectors_read.sum", "sector", 32, level="dram", direction="read"),
+    Metric("dram__sectors_write.sum", "sector", 32, level="dram", direction="write"),
+)
+_STUDY_SECTORS_OP: Final = (
+    Metric("dram__sectors_op_read.sum", "sector", 32, level="dram", direction="read"),
+    Metric("dram__sectors_op_write.sum", "sector", 32, level="dram", direction="write"),
+)
+_STUDY_DRAM_TOTAL: Final = Metric("dram__bytes.sum", "byte", level="dram")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Chips that share metric names.
+
+    Attributes:
+        title: For people.
+        chips: CUPTI's chip names.
+        tensor: Tensor-core operations by source type.
+        dram: DRAM bytes, read and write; empty where the chip has no such counter.
+        sectors: DRAM sectors, as the study counts them.
+        sass: Instrumented instruction counts.
+    """
+
+    title: str
+    chips: tuple[str, ...]
+    tensor: tuple[Metric, ...]
+    dram: tuple[Metric, ...] = _DRAM
+    sectors: tuple[Metric, ...] = _STUDY_SECTORS
+    sass: tuple[Metric, ...] = SASS
+
+
+_AMPERE_TENSOR: Final = _tensor(
+    fp16_dst_fp16="fp16",
+    fp16_dst_fp32="fp16",
+    bf16_dst_fp32="bf16",
+    tf32_dst_fp32="tf32",
+    fp64="fp64",
+    int8="int8",
+)
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    Family("Volta", ("GV100",), _tensor(fp16_dst_fp16="fp16", fp16_dst_fp32="fp16")),
+    # Turing's tensor cores take fp16 and integers only, so the lumped counter is fp16.
+    Family(
+        "Turing",
+        ("TU102", "TU104", "TU106", "TU116", "TU117"),
+        _tensor(fp16_dst_fp16="fp16", fp16_bf16_tf32_dst_fp32="fp16", int8="int8"),
+    ),
+    Family(
+        "Ampere", ("GA100", "GA102", "GA103", "GA104", "GA106", "GA107"), _AMPERE_TENSOR
+    ),
+    Family("Ampere (integrated)", ("GA10B",), _AMPERE_TENSOR, dram=(), sectors=()),
+    Family(
+        "Ada",
+        ("AD102", "AD103", "AD104", "AD106", "AD107"),
+        _AMPERE_TENSOR + _tensor(fp8="fp8"),
+    ),
+    Family(
+        "Hopper",
+        ("GH100",),
+        _tensor(
+            fp16="fp16",
+            bf16_dst_fp32="bf16",
+            tf32_dst_fp32="tf32",
+            fp8="fp8",
+            fp64="fp64",
+            int8="int8",
+        ),
+    ),
+    Family(
+        "Blackwell (data centre)",
+        ("GB100", "GB102", "GB110"),
+        _tensor(
+            fp16_dst_fp16="fp16",
+            fp16_dst_fp32="fp16",
+            bf16_dst_fp32="bf16",
+            tf32_dst_fp32="tf32",
+            fp4_fp6_fp8_dst_fp16="fp8",
+            fp4_fp6_fp8_dst_fp32="fp8",
+            fp4_dst_fp32="fp4",
+            fp64="fp64",
+            int8="int8",
+        ),
+        sass=SASS + _SASS_PACKED,
+    ),
+    Family(
+        "Blackwell (consumer and workstation)",
+        ("GB202", "GB203", "GB205", "GB206", "GB207"),
+        _tensor(
+            fp16_dst_fp16="fp16",
+            fp16_dst_fp32="fp16",
+            bf16_dst_fp32="bf16",
+            tf32_dst_fp32="tf32",
+            fp8_dst_fp16="fp8",
+            fp8_dst_fp32="fp8",
+            fp4_fp6_dst_fp16="fp6",
+            fp4_fp6_dst_fp32="fp6",
+            fp4_dst_fp32="fp4",
+            fp64="fp64",
+            int8="int8",
+        ),
+        dram=_DRAM_OP,
+        sectors=_STUDY_SECTORS_OP,
+    ),
+)
+
+# The analytic backend's own names, in the same table so that one set of formulas serves both.
+ANALYTIC_PREFIX: Final = "analytic__"
+ANALYTIC: Final[tuple[Metric, ...]] = (
+    *(
+        Metric(f"{ANALYTIC_PREFIX}flop_{p}.sum", "flop", path=f"analytic_{p}")
+        for p in ("fp16", "bf16", "fp32", "fp64", "other")
+    ),
+    Metric(f"{ANALYTIC_PREFIX}bytes_read.sum", "byte", level="dram", direction="read"),
+    Metric(f"{ANALYTIC_PREFIX}bytes_write.sum", "byte", level="dram", direction="write"),
+)
+
+
+def family_of(chip: str) -> Family:
+    """The family of a CUPTI chip name; raises UnknownMetricError for a chip not in the table."""
+    for family in FAMILIES:
+        if chip in family.chips:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.chips)
+    raise UnknownMetricError(
+        f"chip {chip} has no metric table; roofprobe knows {known}. "
+        "Name the metrics explicitly to measure it all the same"
+    )
+
+
+SET_NAMES: Final = ("study", "fp32", "memory", "full")
+
+
+def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[str, ...]:
+    """Names of a metric set on a chip, in the order in which they schedule into fewest passes.
+
+    Args:
+        name: ``study`` (what the published study counts), ``fp32``, ``memory`` or ``full``.
+        chip: CUPTI's chip name.
+        levels: Memory levels to count bytes at; the study's set has its own.
+
+    Raises:
+        UnknownMetricError: no such set, or no table for the chip.
+    """
+    family = family_of(chip)
+    memory = tuple(
+        metric
+        for metric in (*family.dram, _L2, _L1)
+        if metric.level in levels
+    )
+    sets: Mapping[str, tuple[Metric, ...]] = {
+        "study": (
+            _STUDY_FP16,
+            *SASS_FP32,
+            *family.sectors,
+            _STUDY_DRAM_TOTAL,
+            _TIME,
+        ),
+        "fp32": (*_COVERAGE_HARDWARE, *memory, _TIME, *SASS_FP32, _COVERAGE_SASS),
+        "memory": (*memory, _TIME),
+        "full": (
+            *_COVERAGE_HARDWARE,
+            *memory,
+            _TIME,
+            *family.tensor,
+            *family.sass,
+            _COVERAGE_SASS,
+        ),
+    }
+    if name not in sets:
+        raise UnknownMetricError(
+            f"no metric set is called {name!r}; there are {', '.join(SET_NAMES)}, "
+            "or a comma-separated list of CUPTI metric names"
+        )
+    return tuple(metric.name for metric in sets[name])
+
+
+def _table() -> dict[str, Metric]:
+    rows: list[Metric] = [
+        *ANALYTIC,
+        _L2,
+        _L1,
+        _TIME,
+        _COVERAGE_SASS,
+        *_COVERAGE_HARDWARE,
+        _STUDY_FP16,
+        _STUDY_DRAM_TOTAL,
+    ]
+    for family in FAMILIES:
+        rows += [*family.tensor, *family.dram, *family.sectors, *family.sass]
+    return {row.name: row for row in rows}
+
+
+TABLE: Final[Mapping[str, Metric]] = _table()
+
+
+def rows(names: Iterable[str]) -> tuple[Metric, ...]:
+    """The table's rows for those of ``names`` that it knows; others have no roofline meaning."""
+    return tuple(TABLE[name] for name in names if name in TABLE)

@@ -1,0 +1,352 @@
+"""The record of one measurement: raw counters and what is needed to read them later.
+
+Everything else (FLOP, bytes, intensity, rates, verdicts, plots) is a pure function of a record.
+Constructors do no I/O and ask the machine nothing.
+
+Schema history (``VERSION``):
+    1: first version.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+from roofprobe.errors import RecordError
+from roofprobe.schema import json_schema
+
+SCHEMA: Final = "roofprobe.run"
+VERSION: Final = 1
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Unprofiled durations of whole steps, taken while no counters were attached.
+
+    Attributes:
+        step: Seconds of each timed step, in order.
+        source: ``cuda_events`` on a GPU, ``perf_counter`` on a CPU.
+    """
+
+    step: tuple[float, ...]
+    source: str
+
+    @property
+    def median(self) -> float:
+        """Median step, seconds."""
+        return median(self.step)
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest step over the median, a fraction."""
+        return (max(self.step) - min(self.step)) / self.median
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One complete set of passes.
+
+    Attributes:
+        counters: CUPTI metric name -> value in the metric's own unit; None where none was formed.
+        passes: Steps that it took.
+        ranges_dropped: Ranges whose counts were lost; above 0, every counter is None.
+        pass_duration: Seconds of wall clock of each pass, the step and our own work around it.
+    """
+
+    counters: Mapping[str, float | None]
+    passes: int
+    ranges_dropped: int
+    pass_duration: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimes:
+    """GPU activity of one step, from activity records of steps of their own (mean over them).
+
+    Attributes:
+        steps: Steps that were traced.
+        launches: Kernels per step.
+        graph_launches: Those of them that ran from a CUDA graph.
+        sum: Sum of kernel durations, seconds; concurrent kernels count twice.
+        union: Time in which at least one kernel ran, seconds.
+        span: First kernel's start to last kernel's end, seconds.
+        copy_byte: Bytes that the driver copied within the device.
+        fill_byte: Bytes that the driver filled (memset).
+        source: ``cupti_activity``.
+    """
+
+    steps: int
+    launches: float
+    graph_launches: float
+    sum: float
+    union: float
+    span: float
+    copy_byte: float
+    fill_byte: float
+    source: str = "cupti_activity"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Whether SASS instrumentation saw the kernels that ran.
+
+    Attributes:
+        instrumented: Store instructions that instrumentation counted.
+        hardware: Store instructions that the hardware counted.
+        explained: Those of the difference that the driver's own copies and fills account for;
+            they do no arithmetic and are never instrumented.
+        fraction: (instrumented + explained) / hardware; None where the hardware counted none.
+        trusted: True when SASS figures of this measurement stand.
+        cause: Why not, or what is noteworthy; None when all is plain.
+    """
+
+    instrumented: float | None
+    hardware: float | None
+    explained: float
+    fraction: float | None
+    trusted: bool
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Clocks sampled while the unprofiled steps were timed, in Hz.
+
+    Attributes:
+        sm: Lowest, median and highest SM clock seen.
+        memory: Median memory clock, None where not readable.
+        samples: How many readings that rests on.
+        source: ``nvml``.
+    """
+
+    sm: tuple[float, float, float]
+    memory: float | None
+    samples: int
+    source: str = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine and the software. None means that it could not be read or does not exist."""
+
+    device_name: str
+    device_kind: str  # "cuda" or "cpu"
+    chip: str | None = None
+    uuid: str | None = None
+    compute_capability: str | None = None
+    sm_count: int | None = None
+    memory_byte: int | None = None
+    driver: str | None = None
+    cuda_driver: str | None = None
+    cupti: str | None = None
+    torch: str | None = None
+    cuda_runtime: str | None = None
+    cudnn: str | None = None
+    python: str | None = None
+    roofprobe: str | None = None
+    platform: str | None = None
+    precision: Mapping[str, Scalar] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was measured, as it was measured.
+
+    Attributes:
+        name: The user's name for the region.
+        source: Where the counters come from: ``cupti``, ``analytic``, ``ncu``, ``gpm``,
+            ``recorded``.
+        created: UTC, ISO 8601.
+        environment: Machine and software.
+        workload: The harness's own facts (model, batch size, ...).
+        metrics: Metrics that were asked for.
+        rounds: Complete rounds only; values of an unfinished one are never kept.
+        complete: False when the loop ended before every round was done.
+        steps_missing: How many more steps it needed; 0 when complete.
+        unavailable: Metric -> why it has no value.
+        timing: Unprofiled step times; None when the loop ended before they were taken.
+        kernels: GPU activity; None with the reason in ``notes``.
+        coverage: Whether SASS figures stand; None where no SASS metric was asked for.
+        clocks: Clocks in the timed window.
+        overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
+        notes: Part -> why it is missing or limited.
+        warnings: For the user, in order of appearance.
+    """
+
+    name: str
+    source: str
+    created: str
+    environment: Environment
+    workload: Mapping[str, Scalar]
+    metrics: tuple[str, ...]
+    rounds: tuple[Round, ...]
+    complete: bool
+    steps_missing: int
+    unavailable: Mapping[str, str]
+    timing: Timing | None = None
+    kernels: KernelTimes | None = None
+    coverage: Coverage | None = None
+    clocks: Clocks | None = None
+    overhead: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def value(self, metric: str) -> float | None:
+        """Mean over rounds of a counter; None when a round lacks it or there is none."""
+        values = [counted.counters.get(metric) for counted in self.rounds]
+        known = [value for value in values if value is not None]
+        return fmean(known) if known and len(known) == len(values) else None
+
+    def spread(self, metric: str) -> float | None:
+        """Largest minus smallest over the mean, a fraction; None below two rounds."""
+        values = [counted.counters.get(metric) for counted in self.rounds]
+        known = [value for value in values if value is not None]
+        if len(known) < 2 or len(known) != len(values):
+            return None
+        mean = fmean(known)
+        return (max(known) - min(known)) / mean if mean else 0.0
+
+    def to_json(self) -> str:
+        """The record as JSON text; the same record gives the same bytes."""
+        body = {"schema": SCHEMA, "version": VERSION, **_plain(self)}
+        return json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the record whole or not at all, and returns the path.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        return write_whole(path, self.to_json().encode())
+
+    @classmethod
+    def from_json(cls, text: str) -> "Measurement":
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+            RecordError: not JSON, not a run record, another version, or a broken field.
+        """
+        try:
+            body = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise RecordError(f"not a run record: not valid JSON ({error})") from None
+        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+            raise RecordError(f"not a run record: its schema is not {SCHEMA!r}")
+        if body.get("version") != VERSION:
+            raise RecordError(
+                f"run record of version {body.get('version')!r}; this roofprobe reads version "
+                f"{VERSION}: measure again, or read it with the roofprobe that wrote it"
+            )
+        _validate(body)
+        return typing.cast(Measurement, _build(cls, body))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Measurement":
+        """Reads a run file.
+
+        Raises:
+            RecordError: it cannot be read; the message names the file.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"{path}: cannot be read ({error})") from None
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Writes a file whole or not at all: to a temporary neighbour first, then renamed.
+
+    Raises:
+        RecordError: the folder or the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            # mkstemp makes files private; a result is as public as the user's umask says.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise RecordError(f"could not write {target}: {error.strerror or error}") from None
+    return target
+
+
+@cache
+def schema() -> Mapping[str, Any]:
+    """The JSON schema of a run record; docs/run.schema.json is a copy of it."""
+    body = json_schema(Measurement)
+    head = {"schema": {"const": SCHEMA}, "version": {"const": VERSION}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"roofprobe run record, version {VERSION}",
+        "description": (
+            "Raw counters of one measurement. Base units: byte, FLOP, second, Hz. "
+            "null means not measured; the reason is in unavailable or notes."
+        ),
+        "type": "object",
+        "properties": {**head, **body["properties"]},
+        "required": [*head, *body["required"]],
+        "additionalProperties": False,
+    }
+
+
+def _validate(body: Mapping[str, Any]) -> None:
+    # Imported here: it costs half of roofprobe's import time, and only loading needs it.
+    import jsonschema
+
+    validator = jsonschema.Draft202012Validator(schema())
+    error = jsonschema.exceptions.best_match(validator.iter_errors(body))
+    if error is not None:
+        where = "/".join(str(part) for part in error.absolute_path) or "the record"
+        raise RecordError(f"broken run record: at {where}: {error.message[:200]}")
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, tuples and mappings as JSON's types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """The inverse of ``_plain`` for a type annotation; ``value`` has passed the schema."""
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        names = [f.name for f in dataclasses.fields(kind) if f.name in value]
+        return kind(**{name: _build(hints[name], value[name]) for name in names})  # type: ignore[operator]
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        arms = [arm for arm in typing.get_args(kind) if dataclasses.is_dataclass(arm)]
+        return _build(arms[0], value) if arms and value is not None else value
+    if origin is tuple:
+        arguments = typing.get_args(kind)
+        item = arguments[0] if arguments else Any
+        return tuple(_build(item, entry) for entry in value)
+    return value
