@@ -170,9 +170,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         ("TU102", "TU104", "TU106", "TU116", "TU117"),
         _tensor(fp16_dst_fp16="fp16", fp16_bf16_tf32_dst_fp32="fp16", int8="int8"),
     ),
-    Family(
-        "Ampere", ("GA100", "GA102", "GA103", "GA104", "GA106", "GA107"), _AMPERE_TENSOR
-    ),
+    Family("Ampere", ("GA100", "GA102", "GA103", "GA104", "GA106", "GA107"), _AMPERE_TENSOR),
     Family("Ampere (integrated)", ("GA10B",), _AMPERE_TENSOR, dram=(), sectors=()),
     Family(
         "Ada",
@@ -267,11 +265,7 @@ def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[
         UnknownMetricError: no such set, or no table for the chip.
     """
     family = family_of(chip)
-    memory = tuple(
-        metric
-        for metric in (*family.dram, _L2, _L1)
-        if metric.level in levels
-    )
+    memory = tuple(metric for metric in (*family.dram, _L2, _L1) if metric.level in levels)
     sets: Mapping[str, tuple[Metric, ...]] = {
         "study": (
             _STUDY_FP16,
