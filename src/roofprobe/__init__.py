@@ -1,0 +1,42 @@
+"""What a GPU really did during PyTorch training.
+
+Importing this package loads no torch, no driver and no matplotlib; names are looked up when they
+are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roofprobe.derive import Figures, figures
+    from roofprobe.errors import RoofprobeError
+    from roofprobe.probe import Probe, Progress, measure, measure_step
+    from roofprobe.record import Measurement
+
+_HOME = {
+    "Figures": "derive",
+    "Measurement": "record",
+    "Probe": "probe",
+    "Progress": "probe",
+    "RoofprobeError": "errors",
+    "figures": "derive",
+    "measure": "probe",
+    "measure_step": "probe",
+}
+
+__all__ = [
+    "Figures",
+    "Measurement",
+    "Probe",
+    "Progress",
+    "RoofprobeError",
+    "figures",
+    "measure",
+    "measure_step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

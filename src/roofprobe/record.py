@@ -275,7 +275,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = Path(name)
         try:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
@@ -284,10 +285,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
             # mkstemp makes files private; a result is as public as the user's umask says.
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, target)
+            temporary.chmod(0o666 & ~umask)
+            temporary.replace(target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink()
             raise
     except OSError as error:
         raise RecordError(f"could not write {target}: {error.strerror or error}") from None

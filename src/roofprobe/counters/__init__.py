@@ -49,6 +49,11 @@ class CounterBackend(Protocol):
         """The label of every figure: ``cupti``, ``analytic``, ``recorded``, ..."""
         ...
 
+    @property
+    def chip(self) -> str | None:
+        """CUPTI's chip name, which decides the metrics of a set; None where there is no chip."""
+        ...
+
     def prepare(self, metrics: Sequence[str]) -> Plan:
         """Finds out which metrics can be counted and in how many passes; counts nothing yet."""
         ...

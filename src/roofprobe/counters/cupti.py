@@ -1,0 +1,347 @@
+"""Hardware counters through CUPTI's range profiler: the only module that imports ``_native``.
+
+One round is one set of passes in user-range, user-replay mode: the same step is run once a pass.
+Every pass opens with an empty throw-away range, because the first range after a start can read
+high (docs/design.md, "Throw-away range"), and ranges of one name would be added up.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Final
+
+from roofprobe import _native
+from roofprobe._location import find_libcupti
+from roofprobe.counters import Plan, RoundCounters
+from roofprobe.errors import (
+    CounterPermissionError,
+    CountersBusyError,
+    CuptiError,
+    CuptiLibraryError,
+    RecordError,
+    UnknownMetricError,
+    UnsupportedDeviceError,
+)
+
+SOURCE: Final = "cupti"
+STEP_RANGE: Final = "step"
+_DISCARD_RANGE: Final = "discard"
+
+# CUPTI status -> class and what to do next. Names are CUPTI's (cupti_result.h).
+_PERMISSION = (
+    "the system lets only administrators read GPU counters; on the host, load the nvidia module "
+    "with NVreg_RestrictProfilingToAdminUsers=0 or run with CAP_SYS_ADMIN (a container cannot "
+    "grant this to itself), or use --backend analytic"
+)
+_STATUS: Final[dict[int, tuple[type[CuptiError], str]]] = {
+    14: (CuptiError, "CUPTI and the driver do not fit each other: update the driver"),
+    15: (CuptiError, "CUPTI could not start: is the driver older than this CUPTI, or was CUPTI "
+         "finalized in this process?"),
+    26: (CountersBusyError, "another profiler holds the counters (DCGM, nsys, ncu or another "
+         "process): stop it or pause it (dcgmi profile --pause), then measure again"),
+    27: (UnsupportedDeviceError, "this chip or configuration has no range profiler; it works on "
+         "Volta (compute capability 7.0) and newer"),
+    33: (UnsupportedDeviceError, "a virtual GPU without profiling: the host must enable it"),
+    35: (CounterPermissionError, _PERMISSION),
+    36: (CountersBusyError, "an older CUPTI profiling API is in use in this process: remove it"),
+    38: (UnsupportedDeviceError, "only the legacy profiler API exists on this device"),
+    39: (CountersBusyError, "another CUPTI client is active in this process (nsys, ncu, "
+         "compute-sanitizer or a profiler library): run without it"),
+    40: (CounterPermissionError, "a virtual GPU whose host does not allow profiling"),
+    41: (UnsupportedDeviceError, "confidential computing is on, which allows no counters"),
+    42: (UnsupportedDeviceError, "mining processors (CMP) allow no counters"),
+    43: (UnsupportedDeviceError, "this MIG instance allows no counters"),
+    44: (UnsupportedDeviceError, "SLI is on, which allows no counters"),
+    45: (UnsupportedDeviceError, "WSL offers no counters on this device"),
+    46: (UnsupportedDeviceError, "this libcupti does not know the chip: a newer PyTorch brings a "
+         "newer libcupti"),
+}  # fmt: skip
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """Turns the extension's errors into ours: what failed, what was asked, what to do next."""
+    try:
+        yield
+    except _native.CuptiError as error:
+        kind, hint = _STATUS.get(error.code, (CuptiError, "see docs/reliability.md"))
+        raise kind(f"{doing}: {error}; {hint} ({_versions()})", error.code) from None
+    except (_native.LibraryError, _native.DriverError) as error:
+        raise CuptiLibraryError(f"{doing}: {error}") from None
+
+
+def _versions() -> str:
+    try:
+        driver = f"driver for CUDA {cuda_driver_version()}"
+    except CuptiError:
+        driver = "no driver"
+    return f"CUPTI {version_text(_native.cupti_version())}, {driver}"
+
+
+def version_text(version: int) -> str:
+    """``130001`` as ``13.0.1``; the older numbering (26 is CUDA 12.8) as ``API 26``."""
+    if version < 10000:
+        return f"API {version}"
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+_load_lock = threading.Lock()
+
+
+def load() -> str:
+    """Loads libcupti once for the process and returns its path.
+
+    Raises:
+        CuptiLibraryError: none found, too old for the range profiler, or two copies.
+    """
+    with _load_lock:
+        try:
+            return _native.cupti_path()
+        except _native.LibraryError:
+            pass
+        path = str(find_libcupti())
+        with _translated("loading CUPTI"):
+            _native.load_cupti(path)
+        return path
+
+
+def cupti_version() -> str:
+    """Version of the loaded libcupti."""
+    load()
+    return version_text(_native.cupti_version())
+
+
+def cuda_driver_version() -> str:
+    """The CUDA version that the driver supports, e.g. ``13.0``."""
+    with _translated("asking the driver for its version"):
+        version = _native.driver_version()
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def supported_chips() -> list[str]:
+    """Chips that this libcupti knows. Needs no GPU."""
+    load()
+    with _translated("listing chips"):
+        return _native.supported_chips()
+
+
+def evaluator(chip: str) -> _native.HostEvaluator:
+    """CUPTI's host side for a chip name. Needs no GPU.
+
+    Raises:
+        UnsupportedDeviceError: the chip is unknown to this libcupti or has no range profiler.
+    """
+    load()
+    with _translated(f"chip {chip}"):
+        return _native.HostEvaluator(chip)
+
+
+def chip_of(device: int) -> str:
+    """CUPTI's chip name of a CUDA device, e.g. ``GH100``."""
+    load()
+    with _translated(f"CUDA device {device}"):
+        return _native.chip_name(device)
+
+
+@cache
+def _availability(device: int) -> _native.AvailabilityImage:
+    # Asking costs 80 ms (130 to 500 ms the first time) and the answer is the device's, so it is
+    # asked once; a failure is not cached.
+    return _native.counter_availability(device)
+
+
+def schedule(
+    host: _native.HostEvaluator, metrics: Sequence[str]
+) -> tuple[_native.Schedule | None, tuple[str, ...], dict[str, str]]:
+    """Schedules what can be scheduled.
+
+    Args:
+        host: Evaluator of the chip (with the device's availability, where there is one).
+        metrics: Names with roll-up.
+
+    Returns:
+        The schedule (None when nothing is left), the metrics in it, and metric -> reason for
+        those that dropped out.
+    """
+    unique = list(dict.fromkeys(metrics))
+    unavailable: dict[str, str] = {}
+    try:
+        plan = host.schedule(unique)
+    except _native.CuptiError:
+        plan = None
+    if plan is None:
+        # One bad name refuses them all: find it by asking for each alone, then adding them up.
+        known = set(host.metrics())
+        good: list[str] = []
+        for name in unique:
+            try:
+                plan = host.schedule([*good, name])
+                good.append(name)
+            except _native.CuptiError as error:
+                base = name.partition(".")[0]
+                unavailable[name] = (
+                    f"not offered by this device ({error.name})"
+                    if base in known
+                    else f"does not exist on chip {host.chip}"
+                )
+        unique = good
+        plan = host.schedule(good) if good else None
+    if plan is not None and plan.passes == 0:
+        unavailable |= dict.fromkeys(unique, "CUPTI schedules 0 passes for it")
+        return None, (), unavailable
+    return plan, tuple(unique), unavailable
+
+
+def evaluate_image(sealed: bytes, metrics: Sequence[str]) -> RoundCounters:
+    """Values of the step's range in a sealed counter-data image. Needs no GPU.
+
+    Raises:
+        RecordError: truncated, corrupted, or without a step range.
+        UnsupportedDeviceError: an image of a chip that this libcupti does not know.
+    """
+    try:
+        image = _native.CounterDataImage.unseal(sealed)
+    except _native.ImageError as error:
+        raise RecordError(str(error)) from None
+    return _evaluate(evaluator(image.chip), image, metrics, ranges_dropped=0)
+
+
+def _evaluate(
+    host: _native.HostEvaluator,
+    image: _native.CounterDataImage,
+    metrics: Sequence[str],
+    ranges_dropped: int,
+) -> RoundCounters:
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    with _translated("evaluating counter data"):
+        names = host.range_names(image)
+        if STEP_RANGE not in names:
+            raise RecordError(f"counter data holds no range {STEP_RANGE!r} but {names}")
+        index = names.index(STEP_RANGE)
+        try:
+            raw = dict(host.evaluate(image, index, list(metrics)))
+        except _native.CuptiError:
+            raw = {name: _evaluate_one(host, image, index, name) for name in metrics}
+    for name in metrics:
+        value = raw[name]
+        if ranges_dropped:
+            values[name], reasons[name] = None, f"{ranges_dropped} ranges were dropped"
+        elif math.isfinite(value):
+            values[name] = value
+        else:
+            values[name], reasons[name] = None, "CUPTI could not form a value (NaN)"
+    return RoundCounters(values, reasons, ranges_dropped, image.seal())
+
+
+def _evaluate_one(
+    host: _native.HostEvaluator, image: _native.CounterDataImage, index: int, name: str
+) -> float:
+    try:
+        return host.evaluate(image, index, [name])[0][1]
+    except _native.CuptiError:
+        return math.nan
+
+
+class CuptiBackend:
+    """Counts on one CUDA device (see ``CounterBackend``).
+
+    Args:
+        device: CUDA device index, as PyTorch numbers them.
+        synchronize: Waits until the device has finished; called before every range boundary.
+    """
+
+    source = SOURCE
+
+    def __init__(self, device: int, synchronize: Callable[[], None]) -> None:
+        self._device = device
+        self._synchronize = synchronize
+        self._host: _native.HostEvaluator | None = None
+        self._schedule: _native.Schedule | None = None
+        self._metrics: tuple[str, ...] = ()
+        self._session: _native.RangeSession | None = None
+        self._fresh = True  # False once a round has been collected: the session must be reset
+
+    @property
+    def chip(self) -> str:
+        """CUPTI's chip name."""
+        return chip_of(self._device)
+
+    def prepare(self, metrics: Sequence[str]) -> Plan:
+        """Schedules the metrics that this device offers.
+
+        Raises:
+            CuptiError: CUPTI refuses the device or the user; see its subclasses.
+            UnknownMetricError: none of the metrics can be counted here.
+        """
+        chip = self.chip
+        with _translated(f"asking CUDA device {self._device} for its counters"):
+            self._host = _native.HostEvaluator(chip, _availability(self._device))
+            plan, self._metrics, unavailable = schedule(self._host, metrics)
+        if plan is None:
+            reasons = "; ".join(f"{name}: {why}" for name, why in unavailable.items())
+            raise UnknownMetricError(
+                f"none of the {len(metrics)} metrics asked for can be counted on {chip} "
+                f"({reasons or 'no metric was named'}); "
+                f"list what exists with: roofprobe metrics --chip {chip}"
+            )
+        self._schedule = plan
+        return Plan(self._metrics, plan.passes, unavailable)
+
+    def open(self) -> None:
+        """Enables the range profiler on the device's primary context."""
+        assert self._host is not None and self._schedule is not None, "prepare() comes first"
+        self._synchronize()
+        with _translated("opening a range profiler session"):
+            self._session = _native.RangeSession(
+                self._device,
+                self._host.chip,
+                list(self._metrics),
+                self._schedule.config,
+                max_ranges=2,
+            )
+        self._fresh = True
+
+    def begin_pass(self) -> None:
+        """Starts a pass; what runs from here on belongs to the step."""
+        session = self._opened()
+        self._synchronize()
+        with _translated("starting a pass"):
+            if not self._fresh:
+                session.reset()
+                self._fresh = True
+            session.start()
+            session.push(_DISCARD_RANGE)
+            session.pop()
+            session.push(STEP_RANGE)
+
+    def end_pass(self) -> bool:
+        """Ends the pass; True when CUPTI has all passes of the round."""
+        session = self._opened()
+        self._synchronize()
+        with _translated("ending a pass"):
+            session.pop()
+            return session.stop().all_passes_submitted
+
+    def collect(self) -> RoundCounters:
+        """Decodes the round; call only after ``end_pass`` answered True."""
+        session = self._opened()
+        assert self._host is not None
+        with _translated("decoding counter data"):
+            dropped = session.decode()
+            image = session.counter_data()
+        self._fresh = False
+        return _evaluate(self._host, image, self._metrics, dropped)
+
+    def close(self) -> None:
+        """Disables the range profiler."""
+        session, self._session = self._session, None
+        if session is not None:
+            with _translated("closing a range profiler session"):
+                session.close()
+
+    def _opened(self) -> _native.RangeSession:
+        assert self._session is not None, "open() comes first"
+        return self._session

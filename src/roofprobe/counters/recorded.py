@@ -1,0 +1,161 @@
+"""Counter-data images kept in a file, and played back on any machine.
+
+The file is one line of JSON (what it is, chip, metrics, rounds) and then the sealed images,
+compressed one after the other. CUPTI's host side turns them into the same values to the last
+digit, with no GPU and no driver.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from roofprobe.counters import Plan, RoundCounters
+from roofprobe.counters.cupti import evaluate_image
+from roofprobe.errors import RecordError
+from roofprobe.record import write_whole
+
+SOURCE: Final = "recorded"
+FORMAT: Final = "roofprobe.counters"
+VERSION: Final = 1
+SUFFIX: Final = ".counters"
+
+_MAX_IMAGE_BYTE = 256 * 2**20  # a 27-metric image is 0.6 MB; more is not one of ours
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFile:
+    """Sealed counter-data images of the rounds of one measurement.
+
+    Attributes:
+        chip: CUPTI's chip name.
+        metrics: Metrics that were scheduled.
+        passes: Steps that each round took.
+        images: One sealed image a round.
+    """
+
+    chip: str
+    metrics: tuple[str, ...]
+    passes: int
+    images: tuple[bytes, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the file whole or not at all."""
+        packed = [zlib.compress(image, level=9) for image in self.images]
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "chip": self.chip,
+            "metrics": list(self.metrics),
+            "passes": self.passes,
+            "sizes": [len(data) for data in packed],
+        }
+        return write_whole(path, json.dumps(head).encode() + b"\n" + b"".join(packed))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "CounterFile":
+        """Reads the file.
+
+        Raises:
+            RecordError: not such a file, truncated, or corrupted.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+        try:
+            return cls._parse(data)
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from None
+
+    @classmethod
+    def _parse(cls, data: bytes) -> "CounterFile":
+        line, newline, body = data.partition(b"\n")
+        try:
+            head = json.loads(line)
+            if not newline or head["format"] != FORMAT:
+                raise KeyError("format")
+            if head["version"] != VERSION:
+                raise RecordError(
+                    f"counter file of version {head['version']}; this roofprobe reads {VERSION}"
+                )
+            chip, metrics = str(head["chip"]), tuple(map(str, head["metrics"]))
+            passes, sizes = int(head["passes"]), [int(size) for size in head["sizes"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RecordError("not a roofprobe counter file") from None
+        if min(sizes, default=0) < 0 or sum(sizes) != len(body):
+            raise RecordError(
+                f"counter file is truncated or padded: {len(body)} bytes of images where its "
+                f"header says {sum(sizes)}"
+            )
+        images = []
+        for size in sizes:
+            packed, body = body[:size], body[size:]
+            images.append(_unpack(packed))
+        return cls(chip, metrics, passes, tuple(images))
+
+    def evaluate(self) -> list[RoundCounters]:
+        """Values of every round. Needs no GPU."""
+        return [evaluate_image(image, self.metrics) for image in self.images]
+
+
+def _unpack(packed: bytes) -> bytes:
+    decoder = zlib.decompressobj()
+    try:
+        image = decoder.decompress(packed, _MAX_IMAGE_BYTE)
+    except zlib.error as error:
+        raise RecordError(f"counter file is corrupted ({error})") from None
+    if not decoder.eof or decoder.unused_data:
+        raise RecordError("counter file is corrupted: an image does not end where it should")
+    return image
+
+
+class RecordedBackend:
+    """Plays back a counter file, one recorded round after the other (see ``CounterBackend``)."""
+
+    source = SOURCE
+
+    def __init__(self, recorded: CounterFile) -> None:
+        self._recorded = recorded
+        self._rounds = iter(recorded.evaluate())
+        self._passes_left = recorded.passes
+
+    @property
+    def chip(self) -> str:
+        """Chip of the recording."""
+        return self._recorded.chip
+
+    def prepare(self, metrics: Sequence[str]) -> Plan:
+        """Plans what was recorded; other metrics are unavailable."""
+        recorded = self._recorded.metrics
+        missing = {name: "not in the recording" for name in metrics if name not in recorded}
+        return Plan(recorded, self._recorded.passes, missing)
+
+    def open(self) -> None:
+        """Nothing to attach to."""
+
+    def begin_pass(self) -> None:
+        """Nothing to start."""
+
+    def end_pass(self) -> bool:
+        """True on the last pass of the recorded round."""
+        self._passes_left -= 1
+        return self._passes_left == 0
+
+    def collect(self) -> RoundCounters:
+        """Values of the next recorded round.
+
+        Raises:
+            RecordError: the recording has no further round.
+        """
+        self._passes_left = self._recorded.passes
+        try:
+            return next(self._rounds)
+        except StopIteration:
+            raise RecordError(f"the recording has {len(self._recorded.images)} rounds") from None
+
+    def close(self) -> None:
+        """Nothing to detach from."""

@@ -1,0 +1,89 @@
+"""Did SASS instrumentation see the kernels that ran?
+
+SASS counters come from patched kernels. Under torch.profiler, under CUPTI activity records and in
+CUDA graphs kernels are not patched, and every SASS counter reads 0 with no error. One class of
+instruction, stores to memory, is therefore counted both ways (docs/design.md, "Coverage").
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from roofprobe import metrics
+from roofprobe.record import Coverage, KernelTimes
+
+# Fully seen steps read 0.9896 to 1.0001 once the driver's copies are accounted for (26
+# workloads on an H200, harness/results/coverage.json).
+THRESHOLD: Final = 0.98
+
+# The driver's copy and fill kernels store 4 bytes a thread, 128 a warp: a copy of 2 GiB counted
+# 16,777,2xx store instructions (measured, H200).
+_COPY_BYTE_PER_STORE: Final = 128
+
+
+def judge(
+    counters: Mapping[str, float | None],
+    kernels: KernelTimes | None,
+    *,
+    profiler_active: bool,
+) -> Coverage | None:
+    """Decides whether the SASS counters of a measurement stand.
+
+    Args:
+        counters: Mean counters of the measurement.
+        kernels: What ran, from activity records; None where that is not known.
+        profiler_active: A PyTorch profiler was on while counters were collected.
+
+    Returns:
+        None when no SASS metric was asked for.
+    """
+    rows = metrics.rows(counters)
+    if not any(row.instrumented for row in rows):
+        return None
+    instrumented = _total(counters, rows, "coverage_sass")
+    hardware = _total(counters, rows, "coverage_hardware")
+    if profiler_active:
+        explained = 0.0
+        cause: str | None = "a PyTorch profiler was active, under which kernels are not patched"
+        fraction = _fraction(instrumented, hardware, explained)
+        return Coverage(instrumented, hardware, explained, fraction, False, cause)
+    if instrumented is None or hardware is None:
+        cause = "the pair of counters that checks SASS instrumentation was not collected"
+        return Coverage(instrumented, hardware, 0.0, None, False, cause)
+    copies = 0.0
+    if kernels is not None and not kernels.graph_launches:
+        copies = (kernels.copy_byte + kernels.fill_byte) / _COPY_BYTE_PER_STORE
+    explained = min(copies, max(0.0, hardware - instrumented))
+    fraction = _fraction(instrumented, hardware, explained)
+    if fraction is None:
+        cause = "no kernel stored anything, so nothing shows whether the kernels were seen"
+        return Coverage(instrumented, hardware, explained, None, False, cause)
+    trusted = fraction >= THRESHOLD
+    cause = None if trusted else _cause(fraction, kernels)
+    return Coverage(instrumented, hardware, explained, fraction, trusted, cause)
+
+
+def _cause(fraction: float, kernels: KernelTimes | None) -> str:
+    seen = f"SASS instrumentation saw {100 * fraction:.1f}% of the stores that ran"
+    if kernels is None:
+        return (
+            f"{seen}; the rest ran from a CUDA graph, under a profiler or as copies by the "
+            "driver (kernel records, which would tell, were not taken)"
+        )
+    if kernels.graph_launches:
+        share = kernels.graph_launches / kernels.launches
+        return f"{seen}: {100 * share:.0f}% of the kernels were launched from a CUDA graph"
+    return f"{seen}; another tool in this process may be tracing kernels"
+
+
+def _fraction(instrumented: float | None, hardware: float | None, explained: float) -> float | None:
+    if instrumented is None or not hardware:
+        return None
+    return (instrumented + explained) / hardware
+
+
+def _total(
+    counters: Mapping[str, float | None], rows: tuple[metrics.Metric, ...], kind: str
+) -> float | None:
+    values = [counters[row.name] for row in rows if row.kind == kind]
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

@@ -1,0 +1,227 @@
+"""From raw counters to FLOP, bytes, intensity and rates. Pure functions of a record.
+
+Conventions: one FMA is two FLOP; intensity is FLOP over DRAM bytes (read and write) unless a
+level is named; FLOP/s is FLOP over the unprofiled step time unless kernel time is named. A total
+that misses a part is None, never a partial sum.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from roofprobe import metrics
+from roofprobe.metrics import Metric
+from roofprobe.record import Measurement
+
+# Below this relative difference the study's FLOP and ours count as the same.
+_SAME: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number with what is needed to trust it.
+
+    Attributes:
+        value: In base units; None when it could not be had.
+        source: Where it comes from: ``cupti``, ``analytic``, ``cuda_events``, ...
+        spread: Largest minus smallest over the mean between rounds or steps; None for one.
+        reason: Why there is no value, or what limits it.
+        upper_bound: True where the value is the most that it can be.
+    """
+
+    value: float | None
+    source: str
+    spread: float | None = None
+    reason: str | None = None
+    upper_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The published study's formula beside ours.
+
+    Attributes:
+        flop: fadd + fmul + 2 ffma, CUDA cores and fp32 only.
+        intensity: That over DRAM bytes.
+        flop_per_s: That over the sum of kernel times.
+        ratio: Our total FLOP over the study's.
+        reason: Why they differ, in a sentence; None when they agree.
+    """
+
+    flop: Figure
+    intensity: Figure
+    flop_per_s: Figure
+    ratio: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything that a report or a plot shows of one measurement, per step.
+
+    Attributes:
+        flop: By path (``sass_fp32``, ``tensor_tf32``, ...).
+        flop_total: All floating-point paths whose weight is exact; integer operations and the
+            fp16 upper bound stay outside.
+        byte: ``dram_read``, ``dram_write``, ``dram``, ``l2``, ``l1``.
+        intensity: Total FLOP over bytes, by level.
+        step_time: Unprofiled step, s.
+        kernel_time: Sum of kernel durations, s.
+        busy_time: Time in which a kernel ran, s.
+        flop_per_s: Total FLOP over step time.
+        flop_per_s_kernel: Total FLOP over the sum of kernel times.
+        byte_per_s: DRAM bytes over step time.
+        study: The study's formula; None where no fp32 instruction was asked for.
+    """
+
+    flop: Mapping[str, Figure]
+    flop_total: Figure
+    byte: Mapping[str, Figure]
+    intensity: Mapping[str, Figure]
+    step_time: Figure
+    kernel_time: Figure
+    busy_time: Figure
+    flop_per_s: Figure
+    flop_per_s_kernel: Figure
+    byte_per_s: Figure
+    study: Study | None
+
+
+def figures(record: Measurement) -> Figures:
+    """Derives every figure of a record."""
+    rows = metrics.rows(record.metrics)
+    flop = {
+        path: _summed(record, [row for row in rows if row.path == path])
+        for path in dict.fromkeys(row.path for row in rows if row.kind in ("flop", "op"))
+        if path is not None and path != "study_fp16"
+    }
+    counted = [
+        row
+        for row in rows
+        if row.kind == "flop" and row.path != "study_fp16" and not row.upper_bound
+    ]
+    total = _summed(record, counted)
+    byte = _bytes(record, rows)
+    intensity: dict[str, Figure] = {
+        level: _ratio(total, byte[level]) for level in metrics.LEVELS if level in byte
+    }
+    step_time, kernel_time, busy_time = _times(record)
+    dram = byte.get("dram", Figure(None, record.source, reason="no DRAM counter was asked for"))
+    return Figures(
+        flop=flop,
+        flop_total=total,
+        byte=byte,
+        intensity=intensity,
+        step_time=step_time,
+        kernel_time=kernel_time,
+        busy_time=busy_time,
+        flop_per_s=_ratio(total, step_time),
+        flop_per_s_kernel=_ratio(total, kernel_time),
+        byte_per_s=_ratio(dram, step_time),
+        study=_study(record, total, dram, kernel_time),
+    )
+
+
+def _bytes(record: Measurement, rows: Sequence[Metric]) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    for level in metrics.LEVELS:
+        here = [row for row in rows if row.level == level and row.kind in ("byte", "sector")]
+        if not here:
+            continue
+        # The study's set counts DRAM as sectors and as one total: never add the two up.
+        split = [row for row in here if row.direction is not None]
+        exact = [row for row in split if row.kind == "byte"] or split
+        for direction in ("read", "write"):
+            part = [row for row in exact if row.direction == direction]
+            if part:
+                found[f"{level}_{direction}"] = _summed(record, part)
+        found[level] = _summed(record, exact or here)
+    return found
+
+
+def _times(record: Measurement) -> tuple[Figure, Figure, Figure]:
+    if record.timing is None:
+        step = Figure(None, "cuda_events", reason="the loop ended before steps were timed")
+    else:
+        step = Figure(record.timing.median, record.timing.source, record.timing.spread)
+    if record.kernels is None:
+        why = record.notes.get("kernels", "no kernels were traced")
+        missing = Figure(None, "cupti_activity", reason=why)
+        return step, missing, missing
+    source = record.kernels.source
+    return step, Figure(record.kernels.sum, source), Figure(record.kernels.union, source)
+
+
+def _study(record: Measurement, total: Figure, dram: Figure, kernel_time: Figure) -> Study | None:
+    names = [row.name for row in metrics.SASS_FP32]
+    if not set(names) <= set(record.metrics):
+        return None
+    flop = _summed(record, metrics.SASS_FP32)
+    ratio = None
+    if flop.value and total.value is not None:
+        ratio = total.value / flop.value
+    return Study(
+        flop=flop,
+        intensity=_ratio(flop, dram),
+        flop_per_s=_ratio(flop, kernel_time),
+        ratio=ratio,
+        reason=_study_reason(record, flop, total),
+    )
+
+
+def _study_reason(record: Measurement, flop: Figure, total: Figure) -> str | None:
+    if flop.value is None or total.value is None or total.value == 0:
+        return None
+    missed = total.value - flop.value
+    if missed <= _SAME * total.value:
+        return None
+    shares: dict[str, float] = {}
+    for row in metrics.rows(record.metrics):
+        value = record.value(row.name)
+        if row.kind == "flop" and row.path and value and row.path.startswith("tensor_"):
+            shares[row.path] = shares.get(row.path, 0.0) + row.weight * value
+    tensor = sum(shares.values())
+    if tensor < 0.5 * missed:
+        return (
+            f"the study's formula counts fp32 instructions only and misses "
+            f"{100 * missed / total.value:.1f}% of the FLOP, which ran in another precision"
+        )
+    largest = max(shares, key=lambda path: shares[path]).removeprefix("tensor_").upper()
+    return (
+        f"{100 * tensor / total.value:.1f}% of the FLOP ran on tensor cores (mostly {largest}), "
+        "which the study's fp32 SASS counters do not see"
+    )
+
+
+def _summed(record: Measurement, rows: Iterable[Metric]) -> Figure:
+    """Weighted sum of counters; None with the first reason when one of them has no value."""
+    chosen = list(rows)
+    source = record.source
+    if not chosen:
+        return Figure(None, source, reason="no such counter was asked for")
+    for row in chosen:
+        if record.value(row.name) is None:
+            reason = record.unavailable.get(row.name, "not measured")
+            return Figure(None, source, reason=f"{row.name}: {reason}")
+    per_round = [
+        sum(row.weight * (counted.counters[row.name] or 0.0) for row in chosen)
+        for counted in record.rounds
+    ]
+    mean = fmean(per_round)
+    spread = None
+    if len(per_round) > 1:
+        spread = (max(per_round) - min(per_round)) / mean if mean else 0.0
+    return Figure(mean, source, spread, upper_bound=any(row.upper_bound for row in chosen))
+
+
+def _ratio(top: Figure, bottom: Figure) -> Figure:
+    for part in (top, bottom):
+        if part.value is None:
+            return Figure(None, top.source, reason=part.reason)
+    assert top.value is not None
+    if not bottom.value:
+        return Figure(None, top.source, reason="divided by a measured 0")
+    # Independent relative spreads add at most linearly.
+    spreads = [part.spread for part in (top, bottom) if part.spread is not None]
+    return Figure(top.value / bottom.value, top.source, sum(spreads) if spreads else None)

@@ -1,0 +1,123 @@
+"""Which GPU this is, and what its datasheet promises.
+
+The catalogue is ``data/gpus.json``: dense peaks in base units, each row with its sources. A row
+describes one product: two cards with the same chip can differ twofold in the rate of one path.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One product's datasheet. None, or a path missing from ``peaks``, means not published.
+
+    Attributes:
+        name: The catalogue's name.
+        device_names: Names that drivers report for it.
+        chip: CUPTI's chip name.
+        compute_capability: ``major.minor``.
+        memory_byte: As printed, GB taken as 1e9 bytes; the device reports up to 7% more.
+        memory_byte_per_s: DRAM bandwidth, byte/s.
+        peaks: FLOP path (see ``metrics``) -> dense peak in FLOP/s; ``tensor_int8`` in op/s.
+        source: Where the figures are from (URLs).
+        seen: When the sources were read (year and month).
+        note: What to know before trusting a figure.
+        sm_count: Streaming multiprocessors.
+        boost_hz: Boost clock that the CUDA-core peaks assume, Hz.
+        l2_byte: L2 cache as printed, MB taken as 1e6 bytes.
+        tdp_w: Rated power, W.
+    """
+
+    name: str
+    device_names: tuple[str, ...]
+    chip: str
+    compute_capability: str
+    memory_byte: float
+    memory_byte_per_s: float
+    peaks: Mapping[str, float]
+    source: tuple[str, ...]
+    seen: str
+    note: str
+    sm_count: int | None = None
+    boost_hz: float | None = None
+    l2_byte: float | None = None
+    tdp_w: float | None = None
+
+
+# Reported over printed size. Above: memory is built in GiB and printed as GB, and no card holds
+# more than that. Below: ECC kept in the memory itself takes 1/16 of GDDR, and drivers keep up to
+# 3% for themselves: 1.0737 * 15/16 * 0.97 = 0.976. Seen in public output of torch's device
+# properties (2026-11): T4 0.979 to 0.990, A10G 0.987, L40S 0.996, A100 40 GB 1.057,
+# H100 SXM 1.063, H200 1.065.
+_REPORTED_SIZE: Final = (0.97, 2**30 / 1e9)
+
+
+@cache
+def catalogue() -> tuple[DeviceSpec, ...]:
+    """Every known product, in the catalogue's order."""
+    body = json.loads((files("roofprobe") / "data" / "gpus.json").read_text(encoding="utf-8"))
+    return tuple(_spec(row) for row in body["gpus"])
+
+
+def find(
+    *, device_name: str, chip: str | None, sm_count: int | None, memory_byte: int | None
+) -> DeviceSpec | None:
+    """The product that a device is, told by its chip, SM count and memory size.
+
+    The name decides between several that fit (SXM, PCIe, NVL). It can also rule out: the catalogue
+    does not hold every product, and an L40 has the L40S's chip, SMs and memory at half its tensor
+    rate, so a name that states some other model fits no row.
+
+    Args:
+        device_name: As the driver reports it.
+        chip: CUPTI's chip name; None excludes nothing.
+        sm_count: Streaming multiprocessors; a MIG slice has fewer than its product.
+        memory_byte: As the device reports it (torch's ``total_memory``), bytes.
+
+    Returns:
+        None when nothing fits, when neither SM count nor memory is known (a name alone is not
+        enough), or when several fit whose roofs differ. Of several with the same roofs, the first.
+    """
+    if sm_count is None and memory_byte is None:
+        return None
+    fits = [
+        spec
+        for spec in catalogue()
+        if (chip is None or chip == spec.chip)
+        and (sm_count is None or spec.sm_count is None or sm_count == spec.sm_count)
+        and (memory_byte is None or _is_size(memory_byte, spec.memory_byte))
+        and _may_be_called(device_name, spec)
+    ]
+    named = [spec for spec in fits if device_name in spec.device_names] or fits
+    roofs = {(spec.memory_byte_per_s, *sorted(spec.peaks.items())) for spec in named}
+    return named[0] if len(roofs) == 1 else None
+
+
+def _spec(row: dict[str, Any]) -> DeviceSpec:
+    lists = {key: tuple(row[key]) for key in ("device_names", "source")}
+    return DeviceSpec(**(row | lists))
+
+
+def _is_size(reported: int, printed: float) -> bool:
+    low, high = _REPORTED_SIZE
+    return low * printed <= reported <= high * printed
+
+
+def _may_be_called(device_name: str, spec: DeviceSpec) -> bool:
+    """False for a name that states a model, by a word with a digit, and says what the row doesn't.
+
+    Names without a model exist ("NVIDIA Graphics Device"); old drivers leave out "NVIDIA".
+    """
+    words = _words(device_name)
+    states_model = any(any(letter.isdigit() for letter in word) for word in words)
+    return not states_model or words <= _words("NVIDIA", spec.name, *spec.device_names)
+
+
+def _words(*texts: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", " ".join(texts).lower()))

@@ -1,0 +1,447 @@
+"""The ImageNet workload of ``roofprobe.train``: data, model, checkpoint, one training step.
+
+It does what the ImageNet example that people know does: SGD with momentum, a tenth of the learning
+rate every 30 epochs, random crops and flips, 1000 classes, and checkpoints with the same keys.
+It knows nothing of counters.
+"""
+
+import difflib
+import itertools
+import pickle
+import random
+import shutil
+import urllib.error
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Subset
+from torch.utils.data.distributed import DistributedSampler
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from roofprobe.errors import RoofprobeError, UsageError
+
+CLASSES: Final = 1000  # of ImageNet-1k; every torchvision model has that many outputs
+# Images of ILSVRC-2012 (Russakovsky et al. 2015, table 2), whose place --dummy takes.
+TRAIN_IMAGES: Final = 1_281_167
+VAL_IMAGES: Final = 50_000
+# Of ImageNet's channels, as torchvision's models expect them (its "Models" documentation).
+MEAN: Final = (0.485, 0.456, 0.406)
+STD: Final = (0.229, 0.224, 0.225)
+# Pixels of a side: inception_v3 was made for 299 (Szegedy et al. 2016), the others for 224.
+IMAGE_SIZE: Final = 224
+IMAGE_SIZES: Final = {"inception_v3": 299}
+# Share of the side classifiers' loss, from their papers (Szegedy et al. 2015, 2016).
+AUXILIARY_WEIGHT: Final = {"googlenet": 0.3, "inception_v3": 0.4}
+AMP: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Batches(Sized, Protocol):
+    """Anything that gives (images, targets) anew for each epoch and knows how many."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Starts an epoch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of a distributed run; the default is a run of one process."""
+
+    rank: int = 0
+    local: int = 0
+    world: int = 1
+    local_world: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is trained, and how. Names and defaults are the command line's.
+
+    Attributes:
+        data: ImageFolder root with ``train`` and ``val``; None for fake data.
+        batch_size: Images of a step in this process.
+        workers: Loader processes of this process.
+        amp: ``bf16``, ``fp16`` or None.
+        tf32: For convolutions and matrix products; None leaves PyTorch's defaults alone.
+    """
+
+    arch: str
+    data: str | None = None
+    batch_size: int = 256
+    workers: int = 4
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    pretrained: bool = False
+    seed: int | None = None
+    amp: str | None = None
+    tf32: bool | None = None
+    channels_last: bool = False
+    compile: bool = False
+
+
+def configure(options: Options) -> None:
+    """Seeds the generators and sets the precision of this process."""
+    if options.seed is not None:
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
+        # As in the example: a seeded run gives up cuDNN's faster but unrepeatable algorithms.
+        torch.backends.cudnn.deterministic = True
+    if options.tf32 is not None:
+        # The older of PyTorch's two interfaces: once it is set, both can still be read.
+        torch.backends.cudnn.allow_tf32 = options.tf32
+        torch.backends.cuda.matmul.allow_tf32 = options.tf32
+
+
+def build_model(arch: str, pretrained: bool = False) -> nn.Module:
+    """A torchvision classification model.
+
+    Raises:
+        UsageError: there is no model of that name; the message has the closest ones.
+        RoofprobeError: its weights could not be fetched.
+    """
+    known = torchvision.models.list_models(module=torchvision.models)
+    if arch not in known:
+        spelled = arch.lower().replace("-", "_")
+        close = [spelled] if spelled in known else difflib.get_close_matches(spelled, known)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+        raise UsageError(f"torchvision has no classification model {arch!r}: {hint}")
+    # These two warn unless told that they shall initialise themselves, as all others do unasked.
+    extra = {"init_weights": True} if arch in AUXILIARY_WEIGHT and not pretrained else {}
+    try:
+        model = torchvision.models.get_model(
+            arch, weights="DEFAULT" if pretrained else None, **extra
+        )
+    except (urllib.error.URLError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise RoofprobeError(f"could not fetch the weights of {arch}: {error}") from None
+    return cast(nn.Module, model)
+
+
+def image_size(arch: str, model: nn.Module) -> int:
+    """Pixels of a side that the model takes; vision transformers accept one size only."""
+    own = getattr(model, "image_size", None)
+    return own if isinstance(own, int) else IMAGE_SIZES.get(arch, IMAGE_SIZE)
+
+
+class FakeBatches:
+    """An epoch of one batch, made once on the device and given again and again.
+
+    A step's counters do not depend on what the images show, and no loader can be the bottleneck:
+    what is measured is training and not the making of random numbers. The same seed gives the same
+    batch on every device, since it is always made on the CPU.
+    """
+
+    def __init__(
+        self, images: int, options: Options, size: int, device: torch.device, ranks: Ranks
+    ) -> None:
+        # Processes of one run see different images, as they would with real ones.
+        generator = torch.Generator().manual_seed((options.seed or 0) + ranks.rank)
+        shape = (min(options.batch_size, images), 3, size, size)
+        self._images = torch.randn(shape, generator=generator).to(device)
+        self._targets = torch.randint(CLASSES, shape[:1], generator=generator).to(device)
+        self._count = images
+
+    def __len__(self) -> int:
+        return -(-self._count // len(self._images))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, self._count, len(self._images)):
+            rest = self._count - start
+            yield self._images[:rest], self._targets[:rest]
+
+
+def train_batches(options: Options, size: int, device: torch.device, ranks: Ranks) -> Batches:
+    """The training set of this process, in batches of one size only.
+
+    The images that do not fill a last batch are left out of an epoch (shuffling makes them others
+    in the next): counters are collected over several steps, which must all do the same work.
+
+    Raises:
+        UsageError: there is no such folder.
+        RoofprobeError: it has no images, too many classes, or fewer images than a batch.
+    """
+    if options.data is None:
+        steps = max(1, TRAIN_IMAGES // ranks.world // options.batch_size)
+        return FakeBatches(steps * options.batch_size, options, size, device, ranks)
+    augment = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
+    dataset = _image_folder(Path(options.data, "train"), augment)
+    if len(dataset) // ranks.world < options.batch_size:
+        raise RoofprobeError(
+            f"{dataset.root} has {len(dataset)} images for {ranks.world} process(es), fewer than "
+            f"a batch of {options.batch_size} for each: use a smaller --batch-size"
+        )
+    return DataLoader(
+        dataset,
+        options.batch_size,
+        shuffle=ranks.world == 1,
+        sampler=(
+            DistributedSampler(dataset, ranks.world, ranks.rank, drop_last=True)
+            if ranks.world > 1
+            else None
+        ),
+        num_workers=options.workers,
+        pin_memory=device.type == "cuda",
+        drop_last=True,
+    )
+
+
+def val_batches(options: Options, size: int, device: torch.device, ranks: Ranks) -> Batches:
+    """This process' share of the validation set: over all processes, every image exactly once.
+
+    Raises:
+        UsageError: there is no such folder.
+        RoofprobeError: it has no images or too many classes.
+    """
+    if options.data is None:
+        images = len(range(ranks.rank, VAL_IMAGES, ranks.world))
+        return FakeBatches(images, options, size, device, ranks)
+    # The usual margin: 256 pixels for a crop of 224.
+    crop = [transforms.Resize(size * 256 // 224), transforms.CenterCrop(size)]
+    dataset = _image_folder(Path(options.data, "val"), crop)
+    return DataLoader(
+        Subset(dataset, range(ranks.rank, len(dataset), ranks.world)),
+        options.batch_size,
+        num_workers=options.workers,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def endless(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Epoch after epoch, for a measurement that needs more steps than an epoch has."""
+    return itertools.chain.from_iterable(itertools.repeat(batches))
+
+
+def _image_folder(root: Path, crop: Sequence[Any]) -> Any:
+    if not root.is_dir():
+        raise UsageError(
+            f"there is no folder {root}: DIR needs train/ and val/ with a folder of images for "
+            "each class, or use --dummy for made-up images"
+        )
+    steps = [*crop, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    try:
+        dataset = ImageFolder(root, transforms.Compose(steps), loader=_read_image)
+    except FileNotFoundError as error:  # torchvision's words for a folder without images
+        raise RoofprobeError(str(error).splitlines()[0]) from None
+    if len(dataset.classes) > CLASSES:
+        raise RoofprobeError(
+            f"{root} has {len(dataset.classes)} classes, and these models tell {CLASSES} apart"
+        )
+    return dataset
+
+
+def _read_image(path: str) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except OSError as error:
+        raise RoofprobeError(f"{path} cannot be read as an image ({error})") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Mean loss, and percentages of images whose class was the first guess or among five."""
+
+    loss: float
+    acc1: float
+    acc5: float
+
+    @classmethod
+    def of(cls, sums: Tensor) -> "Scores":
+        """Reads ``Output.sums`` back, which waits for the device."""
+        loss, top1, top5, images = sums.tolist()
+        return cls(loss / images, 100 * top1 / images, 100 * top5 / images)
+
+    def __str__(self) -> str:
+        return f"Loss {self.loss:.4e}  Acc@1 {self.acc1:6.2f}  Acc@5 {self.acc5:6.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a step left on the device."""
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+
+    def sums(self) -> Tensor:
+        """Sum of losses, hits at the first guess, hits within five, and images."""
+        guesses = self.logits.topk(5).indices
+        hits = guesses == self.targets[:, None]
+        images = len(self.targets)
+        counts = (self.loss * images, hits[:, 0].sum(), hits.sum(), torch.tensor(images))
+        return torch.stack([count.double().to(self.loss.device) for count in counts])
+
+
+class Trainer:
+    """A model with all that a training step needs.
+
+    Attributes:
+        epoch: The epoch to train next.
+        best_acc1: Best validation accuracy so far, percent.
+        image_size: Pixels of a side that the model takes.
+    """
+
+    def __init__(self, options: Options, device: torch.device, ranks: Ranks) -> None:
+        self.options = options
+        self.epoch = 0
+        self.best_acc1 = 0.0
+        self._device = device
+        self._distributed = ranks.world > 1
+        self._layout = torch.channels_last if options.channels_last else torch.preserve_format
+        # The model itself has the keys of a checkpoint; ``model`` may be wrapped for DDP.
+        self._plain = build_model(options.arch, options.pretrained)
+        self._plain.to(device=device).to(memory_format=self._layout)
+        self.image_size = image_size(options.arch, self._plain)
+        self.optimizer = torch.optim.SGD(
+            self._plain.parameters(),
+            options.lr,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+        )
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=30, gamma=0.1)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=options.amp == "fp16")
+        self.model = self._plain
+        if self._distributed:
+            self.model = nn.parallel.DistributedDataParallel(
+                self._plain, device_ids=[device] if device.type == "cuda" else None
+            )
+        if options.compile:
+            # In place: a wrapper would rename every key of a checkpoint.
+            self.model.compile()
+
+    def start_epoch(self, batches: Batches) -> None:
+        """Training mode, and an order of images that is new and the same in every process."""
+        self.model.train()
+        sampler = getattr(batches, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(self.epoch)
+
+    def step(self, images: Tensor, targets: Tensor) -> Output:
+        """One step of training; queues the work and does not wait for it."""
+        output = self._forward(self.model, images, targets)
+        self.optimizer.zero_grad()
+        self.scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return Output(output.loss.detach(), output.logits.detach(), output.targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self, batches: Iterable[tuple[Tensor, Tensor]], watch: Callable[[int, Tensor], None]
+    ) -> Scores:
+        """Scores over the validation sets of all processes.
+
+        Args:
+            batches: This process' share.
+            watch: Called after each batch with its index and the ``Output.sums`` so far.
+        """
+        # Not the DDP wrapper: it synchronises, and processes may have different numbers of batches.
+        self._plain.eval()
+        sums = torch.zeros(4, dtype=torch.float64, device=self._device)
+        for index, (images, targets) in enumerate(batches):
+            sums += self._forward(self._plain, images, targets).sums()
+            watch(index, sums)
+        if self._distributed:
+            torch.distributed.all_reduce(sums)
+        return Scores.of(sums)
+
+    def end_epoch(self) -> None:
+        """Moves on to the next epoch and its learning rate."""
+        self.scheduler.step()
+        self.epoch += 1
+
+    def save(self, folder: Path, acc1: float) -> Path:
+        """Writes ``checkpoint.pth.tar``, and ``model_best.pth.tar`` when it is the best so far.
+
+        Raises:
+            RoofprobeError: they cannot be written.
+        """
+        best = acc1 > self.best_acc1
+        self.best_acc1 = max(acc1, self.best_acc1)
+        path = folder / "checkpoint.pth.tar"
+        checkpoint = {
+            "epoch": self.epoch,
+            "arch": self.options.arch,
+            "state_dict": self._plain.state_dict(),
+            "best_acc1": torch.tensor(self.best_acc1),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        try:
+            # A neighbour first: an interrupted run must not destroy the checkpoint before it.
+            torch.save(checkpoint, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+            if best:
+                shutil.copyfile(path, folder / "model_best.pth.tar")
+        except (OSError, RuntimeError) as error:
+            raise RoofprobeError(f"could not write {path}: {error}") from None
+        return path
+
+    def restore(self, path: str) -> None:
+        """Goes on from a checkpoint, of ours or of the example that people know.
+
+        Raises:
+            UsageError: there is no such file, or it holds another model.
+            RoofprobeError: it is not a checkpoint, or does not fit.
+        """
+        checkpoint = _read_checkpoint(path, self._device)
+        if checkpoint["arch"] != self.options.arch:
+            raise UsageError(
+                f"{path} is a checkpoint of {checkpoint['arch']}, not of {self.options.arch}: "
+                f"add -a {checkpoint['arch']}"
+            )
+        try:
+            # Saved from inside DataParallel or DDP, every key starts with "module.".
+            weights = checkpoint["state_dict"].items()
+            self._plain.load_state_dict({key.removeprefix("module."): w for key, w in weights})
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.epoch = int(checkpoint["epoch"])
+            self.best_acc1 = float(checkpoint["best_acc1"])
+            # The example wrote no scheduler before 2022; the position is all that StepLR needs.
+            position = {"last_epoch": self.epoch, "_step_count": self.epoch + 1}
+            self.scheduler.load_state_dict(checkpoint.get("scheduler", position))
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RoofprobeError(
+                f"{path} does not fit {self.options.arch}: {str(error).splitlines()[0]}"
+            ) from None
+
+    def _forward(self, model: nn.Module, images: Tensor, targets: Tensor) -> Output:
+        images = images.to(self._device, non_blocking=True, memory_format=self._layout)
+        targets = targets.to(self._device, non_blocking=True)
+        amp = self.options.amp
+        with torch.autocast(self._device.type, AMP.get(amp or ""), enabled=amp is not None):
+            output = model(images)
+            # In training, two models have side classifiers beside the main one.
+            logits, *side = output if isinstance(output, tuple) else (output,)
+            loss = cross_entropy(logits, targets)
+            for other in side:
+                share = AUXILIARY_WEIGHT[self.options.arch]
+                loss = loss + share * cross_entropy(other, targets)
+        return Output(loss, logits, targets)
+
+
+def _read_checkpoint(path: str, device: torch.device) -> dict[str, Any]:
+    try:
+        # Tensors and plain values only: a checkpoint is data from elsewhere and must run no code.
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"there is no checkpoint {path}") from None
+    except OSError as error:
+        raise RoofprobeError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError):
+        raise RoofprobeError(f"{path} is not a PyTorch checkpoint, or is damaged") from None
+    needed = {"epoch", "arch", "state_dict", "best_acc1", "optimizer"}
+    missing = sorted(needed - (checkpoint.keys() if isinstance(checkpoint, dict) else set()))
+    if missing:
+        raise RoofprobeError(f"{path} is not a training checkpoint: it lacks {', '.join(missing)}")
+    return cast(dict[str, Any], checkpoint)

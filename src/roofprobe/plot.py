@@ -1,0 +1,434 @@
+"""Draws a roofline on an Axes. Nothing is measured or judged here: that is in ``roofline``.
+
+Labels look for a free place when they are drawn, at the size that the Axes has then.
+"""
+
+import io
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import matplotlib.style
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from roofprobe.errors import UsageError
+from roofprobe.record import write_whole
+from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, ridge
+from roofprobe.units import number, si
+
+FORMATS: Final = ("png", "svg", "pdf")
+
+# Sizes in points, for a picture that is printed at its own width: the text width of an A4 page.
+_TITLE, _TEXT, _LABEL, _CAPTION = 10.0, 8.5, 8.0, 7.0
+_WIDTH, _AXES_HEIGHT = 468.0, 260.0
+_LEFT, _RIGHT, _ABOVE, _BELOW = 72.0, 10.0, 8.0, 36.0  # around the Axes, without title and caption
+_LINE = 1.3  # line spacing over font size
+_MARKER = 6.0
+_GAP = 2.5  # between a label and what it labels
+
+# Hues of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/,
+# darkened until text in them reads on white. Memory roofs take the first one.
+_COLOURS: Final = ("#0072b2", "#b84f00", "#007a58", "#9c4a78", "#7d6200", "#3d3d3d")
+_DASHES: Final = {"measured": "-", "datasheet": "--", "given": ":"}
+_MARKERS: Final = {"dram": "o", "l2": "s", "l1": "^"}
+_LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+# From this many points on, labels are numbers with a key under the Axes.
+_NUMBERED_FROM = 13
+_NAMES_LISTED = 12
+_LABEL_LENGTH = 48
+
+
+def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
+    """Draws roofs, points, labels and the caption under the Axes.
+
+    Args:
+        ax: Takes over its scales, limits, labels and title. The caption needs room below.
+        roofline: What to draw.
+
+    Returns:
+        The artists that were added: roofs, points, their labels, caption.
+    """
+    x, y = _limits(roofline)
+    ax.set(xscale="log", yscale="log", xlim=x, ylim=y)
+    _decorate(ax, roofline)
+    layout = _Layout(ax)
+    artists: list[Artist] = []
+
+    roofs = list(_roofs(roofline, x))
+    for _, style, (start, end) in roofs:
+        artists += ax.plot(*zip(start, end, strict=True), linewidth=1.4, zorder=2, **style)
+        layout.occupy(_chain(layout.at(*start), layout.at(*end), 1.0), _Layout.LINE)
+    for point in roofline.points:
+        artists.append(_draw_point(ax, point, hollow=above_roof(point, roofline) is not None))
+        centre = layout.at(point.intensity, point.flop_per_s)
+        layout.occupy(_chain(centre, centre, _MARKER / 2 + 1), _Layout.SOLID)
+    for text, style, line in roofs:
+        artists.append(_label_roof(ax, layout, text, style["color"], line))
+    for point, text in zip(roofline.points, _point_labels(roofline.points), strict=True):
+        artists.append(_label_point(ax, layout, text, point))
+
+    if not roofline.points:
+        artists.append(
+            ax.text(0.5, 0.5, "no point to draw", transform=ax.transAxes, ha="center", size=_TEXT)
+        )
+    lines = _caption(roofline, layout.size[0])
+    artists.append(
+        ax.annotate(
+            "\n".join(lines),
+            (0, 0),
+            (0, -_BELOW),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="top",
+            size=_CAPTION,
+            linespacing=_LINE,
+            color="#333333",
+            parse_math=False,
+            annotation_clip=False,
+        )
+    )
+    return artists
+
+
+def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
+    """Writes a roofline as a picture, whole or not at all; the same roofline gives the same bytes.
+
+    Args:
+        roofline: What to draw.
+        path: Its suffix says the format: png, svg or pdf.
+
+    Raises:
+        UsageError: another suffix.
+        RecordError: the file cannot be written.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise UsageError(
+            f"cannot draw a picture as {target.name!r}: the name must end in "
+            f"{', '.join(f'.{known}' for known in FORMATS)}"
+        )
+    with matplotlib.style.context(["default", {"svg.hashsalt": "roofprobe"}]):
+        width = _WIDTH - _LEFT - _RIGHT
+        above = _ABOVE + _TITLE * _LINE * len(_wrap(roofline.title, _TITLE, width))
+        below = _BELOW + _CAPTION * _LINE * len(_caption(roofline, width)) + _ABOVE
+        height = below + _AXES_HEIGHT + above
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=200)
+        FigureCanvasAgg(figure)
+        box = _LEFT / _WIDTH, below / height, width / _WIDTH, _AXES_HEIGHT / height
+        draw_roofline(figure.add_axes(box), roofline)
+        picture = io.BytesIO()
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        figure.savefig(picture, format=suffix, metadata=undated.get(suffix))
+    return write_whole(target, picture.getvalue())
+
+
+_Line = tuple[tuple[float, float], tuple[float, float]]
+
+
+def _limits(roofline: Roofline) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Limits that hold every point, every ridge and a stretch of every roof; always finite."""
+    peaks = [c.value for c in roofline.ceilings if c.kind == "flop"]
+    bandwidths = [c.value for c in roofline.ceilings if c.kind == "byte"]
+    xs = [point.intensity for point in roofline.points]
+    xs += [ridge(peak, bandwidth) for peak in peaks for bandwidth in bandwidths]
+    x = (min(xs) / 6, max(xs) * 15) if xs else (0.01, 1000.0)
+    ys = [point.flop_per_s for point in roofline.points] + peaks
+    ys += [bandwidth * x[0] for bandwidth in bandwidths]
+    if not peaks:
+        ys += [bandwidth * x[1] for bandwidth in bandwidths]
+    return x, (min(ys) / 3, max(ys) * 4) if ys else (1e9, 1e15)
+
+
+def _decorate(ax: Axes, roofline: Roofline) -> None:
+    levels = list(dict.fromkeys(point.level for point in roofline.points)) or ["dram"]
+    of = _level(levels[0]) if len(levels) == 1 else "the level named"
+    ax.set_xlabel(f"Arithmetic intensity (FLOP/byte of {of})", size=_TEXT)
+    ax.set_ylabel("Attained performance (FLOP/s)", size=_TEXT)
+    width = ax.bbox.width * 72 / ax.figure.dpi
+    title = "\n".join(_wrap(roofline.title, _TITLE, width))
+    ax.set_title(title, loc="left", size=_TITLE, linespacing=_LINE, parse_math=False)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "FLOP/s")))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(numticks=9))
+        axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=9))
+        axis.set_minor_formatter(NullFormatter())
+    ax.tick_params(labelsize=_TEXT)
+    ax.grid(color="#e6e6e6", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _roofs(
+    roofline: Roofline, x: tuple[float, float]
+) -> Iterator[tuple[str, dict[str, Any], _Line]]:
+    """Label, style and ends of each roof, equal ones as one; highest first.
+
+    Memory roofs end at the highest peak, and peaks begin at the highest memory roof.
+    """
+    highest = {
+        kind: max((c.value for c in roofline.ceilings if c.kind == kind), default=None)
+        for kind in ("flop", "byte")
+    }
+    merged: dict[tuple[str, str | None, str, float], list[Ceiling]] = {}
+    for c in sorted(roofline.ceilings, key=lambda c: (c.kind, -c.value)):
+        merged.setdefault((c.kind, c.level, c.source, c.value), []).append(c)
+    paths = dict.fromkeys(c.path or c.name for c in roofline.ceilings if c.kind == "flop")
+    for (kind, _, source, value), ceilings in merged.items():
+        names = _short(", ".join(c.name for c in ceilings))
+        line: _Line
+        if kind == "flop":
+            start = value / highest["byte"] if highest["byte"] else x[0]
+            line = (start, value), (x[1], value)
+            order = 1 + list(paths).index(ceilings[0].path or ceilings[0].name)
+            unit, colour = "FLOP/s", _COLOURS[1 + (order - 1) % (len(_COLOURS) - 1)]
+        else:
+            end = highest["flop"] / value if highest["flop"] else x[1]
+            line = (x[0], value * x[0]), (end, value * end)
+            unit, colour = "B/s", _COLOURS[0]
+        style = {"color": colour, "linestyle": _DASHES[source]}
+        yield f"{names} {si(value, unit)} ({source})", style, line
+
+
+def _draw_point(ax: Axes, point: Point, *, hollow: bool) -> Artist:
+    (artist,) = ax.plot(
+        point.intensity,
+        point.flop_per_s,
+        marker=_MARKERS.get(point.level, "D"),
+        markersize=_MARKER,
+        markeredgecolor="black",
+        markerfacecolor="white" if hollow else "black",
+        linestyle="none",
+        zorder=4,
+    )
+    return artist
+
+
+def _point_labels(points: Sequence[Point]) -> list[str]:
+    if len(points) >= _NUMBERED_FROM:
+        return [str(index) for index in range(1, len(points) + 1)]
+    mixed = len({point.level for point in points}) > 1
+    return [_short(point.name) + (f" ({_level(point.level)})" if mixed else "") for point in points]
+
+
+class _Place(NamedTuple):
+    """Where a label could go: its centre in points, its angle in degrees, the line that leads there."""
+
+    centre: NDArray[np.float64]
+    angle: float = 0.0
+    lead: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+
+def _label_roof(ax: Axes, layout: "_Layout", text: str, colour: str, line: _Line) -> Artist:
+    """Writes along the roof: a flat one from its right end on, a slanted one from its left end."""
+    start, end = (layout.at(*position) for position in line)
+    length = math.dist(start, end)
+    direction = (end - start) / length
+    up = np.array((-direction[1], direction[0]))
+    angle = math.degrees(math.atan2(direction[1], direction[0]))
+    flat = line[0][1] == line[1][1]
+    anchor, first, along = (line[1], end, -direction) if flat else (line[0], start, direction)
+    half = _width(text, _LABEL) / 2
+    nearest = half + _GAP
+    places = [
+        _Place(first + along * shift + side * up * (_LABEL / 2 + _GAP), angle)
+        for shift in np.arange(nearest, max(length - half, nearest + 1), 6.0)
+        for side in (1, -1)
+    ]
+    return _write(ax, layout, text, anchor, places, colour)
+
+
+def _label_point(ax: Axes, layout: "_Layout", text: str, point: Point) -> Artist:
+    """Writes beside the point, or farther off with a line to it where there is no room."""
+    anchor = point.intensity, point.flop_per_s
+    here = layout.at(*anchor)
+    box = np.array((_width(text, _LABEL), _LABEL)) / 2
+    nearest = _MARKER / 2 + _GAP
+    places = []
+    for distance in (nearest, 14.0, 22.0, 32.0, 44.0, 60.0):
+        for degrees in (0, 180, 45, -45, 135, -135, 90, -90):
+            towards = np.array((math.cos(math.radians(degrees)), math.sin(math.radians(degrees))))
+            end = here + distance * towards
+            lead = None if distance == nearest else (here + nearest * towards, end)
+            places.append(_Place(end + np.round(towards) * box, lead=lead))
+    return _write(ax, layout, text, anchor, places, "black")
+
+
+def _write(
+    ax: Axes,
+    layout: "_Layout",
+    text: str,
+    anchor: tuple[float, float],
+    places: Sequence[_Place],
+    colour: str,
+) -> Artist:
+    """Writes text on the freest of the places; it moves with its anchor, a data position."""
+    cells = [_cells(text, place) for place in places]
+    best = layout.freest(cells)
+    layout.occupy(cells[best], _Layout.SOLID)
+    centre, angle, lead = places[best]
+    arrow: dict[str, Any] | None = None
+    if lead is not None:
+        corner = 0.5 - np.sign(np.round(centre - lead[1], 6)) / 2
+        arrow = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": _MARKER / 2}
+        arrow["relpos"] = tuple(corner)
+    return ax.annotate(
+        text,
+        anchor,
+        tuple(centre - layout.at(*anchor)),
+        textcoords="offset points",
+        arrowprops=arrow,
+        ha="center",
+        va="center",
+        rotation=angle,
+        size=_LABEL,
+        color=colour,
+        parse_math=False,
+        annotation_clip=False,
+        zorder=5,
+    )
+
+
+class _Layout:
+    """What is taken on an Axes, as discs, in points from its lower left corner.
+
+    Lines, markers and rotated text all become chains of discs, so that one comparison serves all.
+    """
+
+    SOLID: Final = 100.0  # labels and markers must stay legible
+    LINE: Final = 1.0  # a roof may run behind a label where nothing else is free
+    OUTSIDE: Final = 10000.0
+
+    def __init__(self, ax: Axes) -> None:
+        self._ax = ax
+        self._scale = 72 / ax.figure.dpi
+        self.size = np.array((ax.bbox.width, ax.bbox.height)) * self._scale
+        self._discs = np.empty((0, 4))
+
+    def at(self, x: float, y: float) -> NDArray[np.float64]:
+        """A data position in points."""
+        display = self._ax.transData.transform((x, y))
+        return np.asarray((display - self._ax.bbox.min) * self._scale)
+
+    def occupy(self, cells: NDArray[np.float64], weight: float) -> None:
+        """Takes the discs (rows of x, y, radius); ``weight`` is what covering one costs."""
+        self._discs = np.vstack((self._discs, np.insert(cells, 3, weight, axis=1)))
+
+    def freest(self, places: Sequence[NDArray[np.float64]]) -> int:
+        """Index of the cheapest place, the first of equals."""
+        return int(np.argmin([self._cost(cells) for cells in places]))
+
+    def _cost(self, cells: NDArray[np.float64]) -> float:
+        centres, radius = cells[:, :2], cells[:, 2:]
+        outside = (centres < radius).any(axis=1) | (centres > self.size - radius).any(axis=1)
+        away = np.hypot(*(centres[:, None] - self._discs[None, :, :2]).transpose(2, 0, 1))
+        covered = (away < radius + self._discs[:, 2]) * self._discs[:, 3]
+        return float(outside.sum() * self.OUTSIDE + covered.sum())
+
+
+def _chain(
+    start: NDArray[np.float64], end: NDArray[np.float64], radius: float
+) -> NDArray[np.float64]:
+    """Discs (rows of x, y, radius) that cover a segment."""
+    count = 1 + math.ceil(float(np.hypot(*(end - start))) / radius)
+    centres = np.linspace(start, end, count)
+    return np.insert(centres, 2, radius, axis=1)
+
+
+def _cells(text: str, place: _Place) -> NDArray[np.float64]:
+    """Discs that cover a label at a place, and its lead."""
+    angle = math.radians(place.angle)
+    reach = max(_width(text, _LABEL) - _LABEL, 0) / 2 * np.array((math.cos(angle), math.sin(angle)))
+    cells = _chain(place.centre - reach, place.centre + reach, _LABEL / 2)
+    return cells if place.lead is None else np.vstack((cells, _chain(*place.lead, 0.5)))
+
+
+def _caption(roofline: Roofline, width: float) -> list[str]:
+    """The lines under the Axes: flags, what is left out, notes, sources; ``width`` in points."""
+    points = roofline.points
+    paragraphs = []
+    if len(points) >= _NUMBERED_FROM:
+        key = (f"{index} {point.name}" for index, point in enumerate(points, 1))
+        paragraphs.append(f"Points: {', '.join(key)}.")
+    ratios = ((point.name, above_roof(point, roofline)) for point in points)
+    above = [f"{name}, {number(ratio, 3)} times" for name, ratio in ratios if ratio is not None]
+    if above:
+        paragraphs.append(f"Hollow, above the highest roof: {'; '.join(above)}.")
+    if roofline.left_out:
+        paragraphs.append(f"Not drawn: {_by_last(roofline.left_out)}.")
+    notes = [(point.name, point.note) for point in points if point.note]
+    if notes:
+        paragraphs.append(f"Notes: {_by_last(notes)}.")
+    if points:
+        sources = _by_last(((point.name, point.source) for point in points), brief=True)
+        paragraphs.append(f"Counted by {sources}. One FMA is two FLOP.")
+    for source in _DASHES:
+        details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source]
+        if details:
+            paragraphs.append(f"{source.capitalize()} roofs: {_by_last(details, brief=True)}")
+    return [line for text in paragraphs for line in _wrap(text, _CAPTION, width)]
+
+
+def _by_last(pairs: Iterable[tuple[str, str]], *, brief: bool = False) -> str:
+    """Names by what is said of them: ``0 FLOP (memset, hash); 0 s (b)``.
+
+    Args:
+        pairs: Name and what is said of it.
+        brief: Leave the names out where the same is said of all.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, said in pairs:
+        groups.setdefault(said, []).append(name)
+    if brief and len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{said} ({_listed(names)})" for said, names in groups.items())
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMES_LISTED
+    return ", ".join(names[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _level(level: str) -> str:
+    return _LEVELS.get(level, level)
+
+
+def _short(name: str) -> str:
+    """A name that fits on a picture: one line, the middle of a long one left out."""
+    name = " ".join(name.split())
+    half = _LABEL_LENGTH // 2
+    return name if len(name) <= _LABEL_LENGTH else f"{name[:half]}…{name[-half:]}"
+
+
+def _width(text: str, size: float) -> float:
+    """Width of a line of text in points."""
+    font = FontProperties(size=size)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+
+
+def _wrap(text: str, size: float, width: float) -> list[str]:
+    """Breaks text into lines that fit; a word that does not fit by itself is broken anywhere."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".lstrip()
+        if _width(longer, size) <= width:
+            lines[-1] = longer
+            continue
+        lines.append("")
+        for letter in word:
+            if _width(lines[-1] + letter, size) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line for line in lines if line]

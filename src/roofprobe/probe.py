@@ -1,0 +1,526 @@
+"""Measuring a region of steps: ``measure`` around a loop, ``measure_step`` for a callable.
+
+Steps are used up in a fixed order: warm-up; unprofiled steps that are timed; one step for each
+pass of each round, with counters; steps on which kernels are traced. Counters are attached only
+between the timed steps and the traced ones.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Final, Literal, TypeVar
+
+import torch
+
+from roofprobe import coverage, environment, metrics
+from roofprobe.activity import KernelTracer
+from roofprobe.counters import CounterBackend, Plan, RoundCounters
+from roofprobe.errors import MeasurementActiveError, RoofprobeError, UsageError
+from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
+from roofprobe.timing import step_timer
+
+T = TypeVar("T")
+
+Phase = Literal["warmup", "plan", "timing", "pass", "kernels", "done"]
+
+# Traced steps; their kernel times are averaged. Two show a step that is not like the others.
+_TRACED_STEPS: Final = 2
+
+_active = threading.Lock()  # held by the one measurement that may run in a process
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a measurement is: step ``index`` (from 1) of ``total`` in ``phase``."""
+
+    phase: Phase
+    index: int
+    total: int
+    message: str = ""
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class Probe:
+    """One measurement. Made by ``measure``; used inside its ``with`` block.
+
+    Attributes:
+        name: The region's name.
+        done: True once everything has been measured; further steps run unmeasured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: CounterBackend,
+        device: torch.device,
+        *,
+        request: str | Iterable[str],
+        levels: Sequence[metrics.Level],
+        warmup: int,
+        timed: int,
+        rounds: int,
+        kernels: bool,
+        workload: Mapping[str, Scalar],
+        progress: ProgressCallback | None,
+    ) -> None:
+        self.name = name
+        self.done = False
+        self._backend = backend
+        self._device = device
+        self._request = request
+        self._levels = levels
+        self._warmup = warmup
+        self._timed = timed
+        self._round_count = rounds
+        self._traced = _TRACED_STEPS if kernels and device.type == "cuda" else 0
+        self._workload = dict(workload)
+        self._progress = progress or (lambda event: None)
+
+        self._complete = False
+        self._steps_run = 0
+        self._in_step = False
+        self._profiler_seen = False
+        self._plan: Plan | None = None
+        self._timing: Timing | None = None
+        self._clocks: Clocks | None = None
+        self._kernels: KernelTimes | None = None
+        self._collected: list[tuple[RoundCounters, tuple[float, ...]]] = []
+        self._overhead: dict[str, float] = {}
+        self._notes: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self._result: Measurement | None = None
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="roofprobe-prepare")
+        self._prepared: Future[Plan] = self._preparer.submit(self._prepare)
+        self._script = self._run()
+        next(self._script)
+
+    # -- What the user calls --------------------------------------------------------------
+
+    def steps(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Yields every element; what the loop's body does with one is one step.
+
+        The loop is not cut short when the measurement is complete: ask ``done`` for that.
+        """
+        for item in iterable:
+            with self.step():
+                yield item
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The body is one step, for loops that ``steps`` cannot wrap."""
+        if self._in_step:
+            raise UsageError("a step was begun inside a step: end the first before the next begins")
+        if self.done:
+            yield
+            return
+        self._in_step = True
+        try:
+            next(self._script)
+            yield
+            self._steps_run += 1
+            self._advance()
+        except BaseException:
+            # Whatever went wrong in the step, no session may stay open.
+            self._abandon()
+            raise
+        finally:
+            self._in_step = False
+
+    @property
+    def steps_needed(self) -> int:
+        """Steps that the whole measurement takes. Waits for the plan."""
+        counted = self._prepared.result().passes * self._round_count
+        return self._warmup + self._timed + counted + self._traced
+
+    @property
+    def result(self) -> Measurement:
+        """The record.
+
+        Raises:
+            UsageError: the ``with`` block of ``measure`` has not ended yet.
+        """
+        if self._result is None:
+            raise UsageError("the result exists once the with-block of measure() has ended")
+        return self._result
+
+    def save_counter_data(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the raw counter-data images, from which any machine gets the same values again.
+
+        Raises:
+            UsageError: there are none: not counted by CUPTI, or no round was completed.
+        """
+        from roofprobe.counters.recorded import CounterFile
+
+        images = [counts.image for counts, _ in self._collected if counts.image is not None]
+        if not images or self._plan is None or self._backend.chip is None:
+            raise UsageError(
+                f"{self.name!r} has no counter data to save: backend {self._backend.source} "
+                f"completed {len(images)} rounds with CUPTI"
+            )
+        plan = self._plan
+        return CounterFile(self._backend.chip, plan.metrics, plan.passes, tuple(images)).save(path)
+
+    # -- The order of things --------------------------------------------------------------
+
+    def _run(self) -> Generator[None, None, None]:
+        """Every ``yield`` hands over to the user: in turn between steps and inside one."""
+        for index in range(self._warmup):
+            yield
+            self._report("warmup", index + 1, self._warmup)
+            yield
+        plan = self._await_plan()
+        yield from self._time_steps()
+        yield from self._count_steps(plan)
+        if self._traced:
+            yield from self._trace_steps()
+        self._report("done", 1, 1)
+
+    def _time_steps(self) -> Generator[None, None, None]:
+        timer = step_timer(self._device)
+        with environment.sampled_clocks(self._device) as clocks:
+            for index in range(self._timed):
+                yield
+                self._report("timing", index + 1, self._timed)
+                timer.begin()
+                yield
+                timer.end()
+            self._timing = timer.result()
+        self._clocks = clocks[0] if clocks else None
+
+    def _count_steps(self, plan: Plan) -> Generator[None, None, None]:
+        total = plan.passes * self._round_count
+        started = time.perf_counter()
+        try:
+            self._backend.open()
+            self._overhead["open"] = time.perf_counter() - started
+            for _ in range(self._round_count):
+                durations: list[float] = []
+                submitted = False
+                while not submitted:
+                    yield
+                    index = len(self._collected) * plan.passes + len(durations) + 1
+                    self._report("pass", index, total)
+                    started = time.perf_counter()
+                    self._backend.begin_pass()
+                    self._profiler_seen |= torch._C._autograd._profiler_enabled()
+                    yield
+                    submitted = self._backend.end_pass()
+                    durations.append(time.perf_counter() - started)
+                started = time.perf_counter()
+                self._collected.append((self._backend.collect(), tuple(durations)))
+                self._add_overhead("collect", time.perf_counter() - started)
+        finally:
+            started = time.perf_counter()
+            self._backend.close()
+            self._add_overhead("close", time.perf_counter() - started)
+        if self._timing is not None:
+            counted = sum(sum(durations) for _, durations in self._collected)
+            self._overhead["passes"] = counted - total * self._timing.median
+
+    def _trace_steps(self) -> Generator[None, None, None]:
+        tracer = KernelTracer(self._synchronize)
+        started = time.perf_counter()
+        try:
+            for index in range(self._traced):
+                yield
+                self._report("kernels", index + 1, self._traced)
+                if index == 0:
+                    self._start_tracer(tracer)
+                yield
+        finally:
+            tracer.stop()
+        if "kernels" not in self._notes:
+            try:
+                self._kernels = tracer.result(self._traced)
+            except RoofprobeError as error:
+                self._notes["kernels"] = str(error)
+        if self._timing is not None:
+            plain = self._traced * self._timing.median
+            self._overhead["kernels"] = time.perf_counter() - started - plain
+
+    def _start_tracer(self, tracer: KernelTracer) -> None:
+        # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
+        if torch._C._autograd._profiler_enabled():
+            self._profiler_seen = True
+            self._notes["kernels"] = "a PyTorch profiler is active and holds the kernel records"
+            return
+        try:
+            tracer.start()
+        except RoofprobeError as error:
+            self._notes["kernels"] = str(error)
+
+    # -- Preparing ------------------------------------------------------------------------
+
+    def _prepare(self) -> Plan:
+        """Runs on a thread beside the warm-up: CUPTI's first start takes half a second."""
+        started = time.perf_counter()
+        names = metrics.resolve(self._request, self._backend.chip, self._levels)
+        plan = self._backend.prepare(metrics.with_coverage(names))
+        self._overhead["prepare (beside warm-up)"] = time.perf_counter() - started
+        return plan
+
+    def _await_plan(self) -> Plan:
+        started = time.perf_counter()
+        self._plan = plan = self._prepared.result()
+        self._overhead["wait for plan"] = time.perf_counter() - started
+        rounds = f" x {self._round_count} rounds" if self._round_count > 1 else ""
+        parts = [
+            f"{self._warmup} warm-up",
+            f"{self._timed} timed",
+            f"{plan.passes * self._round_count} with counters "
+            f"({len(plan.metrics)} metrics in {plan.passes} passes{rounds})",
+        ]
+        if self._traced:
+            parts.append(f"{self._traced} with kernel records")
+        message = f"{self.steps_needed} steps: {', '.join(parts)}"
+        self._report("plan", 0, self.steps_needed, message)
+        return plan
+
+    # -- Helpers --------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        try:
+            next(self._script)
+        except StopIteration:
+            self.done = self._complete = True
+
+    def _report(self, phase: Phase, index: int, total: int, message: str = "") -> None:
+        self._progress(Progress(phase, index, total, message))
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _add_overhead(self, part: str, duration: float) -> None:
+        self._overhead[part] = self._overhead.get(part, 0.0) + duration
+
+    # -- Ending ---------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Releases everything and builds the record from what there is."""
+        self._abandon()
+        try:
+            missing = 0 if self._complete else self.steps_needed - self._steps_run
+        finally:
+            self._preparer.shutdown()
+        self._result = self._build(missing)
+
+    def _end_after_failure(self) -> None:
+        """The same, while an exception is on its way to the user: nothing may hide that."""
+        try:
+            self._end()
+        except Exception as error:  # see above
+            self._warnings.append(f"no record could be built after a failed step: {error}")
+
+    def _abandon(self) -> None:
+        """Closes whatever session or trace is open."""
+        self.done = True
+        try:
+            self._script.close()
+        except Exception as error:  # a step's own exception must reach the user
+            self._warnings.append(f"closing after a step that was not completed: {error}")
+
+    def _build(self, missing: int) -> Measurement:
+        plan = self._plan or Plan((), 0)
+        unavailable = dict(plan.unavailable)
+        for counts, _ in self._collected:
+            unavailable |= counts.reasons
+        means = {
+            name: self._mean(name)
+            for name in (self._collected[0][0].values if self._collected else ())
+        }
+        judged = coverage.judge(means, self._kernels, profiler_active=self._profiler_seen)
+        hidden: set[str] = set()
+        if judged is not None and not judged.trusted:
+            hidden = {row.name for row in metrics.rows(means) if row.instrumented}
+            unavailable |= dict.fromkeys(sorted(hidden), str(judged.cause))
+            self._warnings.append(f"SASS counters are not usable: {judged.cause}")
+        rounds = tuple(
+            Round(
+                {n: None if n in hidden else v for n, v in counts.values.items()},
+                len(durations),
+                counts.ranges_dropped,
+                durations,
+            )
+            for counts, durations in self._collected
+        )
+        if missing:
+            self._warnings.append(
+                f"incomplete: the loop ended {missing} steps too early; "
+                f"{len(rounds)} of {self._round_count} rounds of counters are whole"
+            )
+            unavailable |= {
+                name: "the loop ended before all passes of a round were done"
+                for name in plan.metrics
+                if not rounds
+            }
+        record = Measurement(
+            name=self.name,
+            source=self._backend.source,
+            created=environment.now_utc(),
+            environment=environment.collect(self._device),
+            workload=self._workload,
+            metrics=plan.metrics + tuple(n for n in plan.unavailable if n not in plan.metrics),
+            rounds=rounds,
+            complete=not missing,
+            steps_missing=missing,
+            unavailable=unavailable,
+            timing=self._timing,
+            kernels=self._kernels,
+            coverage=judged,
+            clocks=self._clocks,
+            overhead=self._overhead,
+            notes=self._notes,
+        )
+        self._warnings += _noteworthy(record)
+        return replace(record, warnings=tuple(self._warnings))
+
+    def _mean(self, name: str) -> float | None:
+        values = [counts.values[name] for counts, _ in self._collected]
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) else None
+
+
+@contextmanager
+def measure(
+    name: str = "step",
+    *,
+    metrics: str | Iterable[str] = metrics.DEFAULT_SET,
+    levels: Sequence[metrics.Level] = metrics.LEVELS,
+    warmup: int = 5,
+    timed: int = 10,
+    rounds: int = 1,
+    kernels: bool = True,
+    device: torch.device | str | int | None = None,
+    backend: Literal["auto", "cupti", "analytic"] | CounterBackend = "auto",
+    workload: Mapping[str, Scalar] | None = None,
+    progress: ProgressCallback | None = None,
+) -> Iterator[Probe]:
+    """Measures the steps of a loop.
+
+    ``with measure("name") as probe: for batch in probe.steps(loader): train_step(batch)``.
+    Afterwards ``probe.result`` is the record.
+
+    Args:
+        name: The region's name.
+        metrics: A named set (``study``, ``fp32``, ``memory``, ``full``) or CUPTI metric names.
+        levels: Memory levels to count bytes at.
+        warmup: Steps to leave unmeasured first; choose enough for autotuning to settle.
+        timed: Unprofiled steps to time.
+        rounds: How often to repeat the whole set of passes.
+        kernels: Trace kernels on two further steps.
+        device: The CUDA device (or the CPU); the current CUDA device by default.
+        backend: ``auto`` (``cupti`` on a CUDA device, else ``analytic``), one of the two, or a
+            backend of your own.
+        workload: Facts to keep in the record.
+        progress: Called at every step with a ``Progress``.
+
+    Raises:
+        MeasurementActiveError: another measurement is running in this process.
+        UsageError: counts below their minimum, or ``cupti`` without a CUDA device.
+    """
+    for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
+        if value < least:
+            raise UsageError(f"{option} is {value}; it must be at least {least}")
+    chosen = _device(device)
+    if not _active.acquire(blocking=False):
+        raise MeasurementActiveError(
+            f"measurement {name!r} was started inside another one, and a GPU has one set of "
+            "counters: end the first before starting the second"
+        )
+    try:
+        probe = Probe(
+            name,
+            _backend(backend, chosen),
+            chosen,
+            request=metrics,
+            levels=levels,
+            warmup=warmup,
+            timed=timed,
+            rounds=rounds,
+            kernels=kernels,
+            workload=workload or {},
+            progress=progress,
+        )
+        try:
+            yield probe
+        except BaseException:
+            probe._end_after_failure()
+            raise
+        probe._end()
+    finally:
+        _active.release()
+
+
+def measure_step(step: Callable[[], object], name: str = "step", **options: object) -> Measurement:
+    """Measures a callable, which is run as often as the measurement needs.
+
+    Args:
+        step: One step; it must do the same work every time.
+        name: The region's name.
+        options: As for ``measure``.
+    """
+    with measure(name, **options) as probe:  # type: ignore[arg-type]
+        while not probe.done:
+            with probe.step():
+                step()
+    return probe.result
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"device {chosen} was asked for, but PyTorch finds no CUDA device")
+        index = torch.cuda.current_device() if chosen.index is None else chosen.index
+        if index >= torch.cuda.device_count():
+            raise UsageError(
+                f"device {chosen} was asked for, but there are {torch.cuda.device_count()}"
+            )
+        return torch.device("cuda", index)
+    return chosen
+
+
+def _backend(choice: str | CounterBackend, device: torch.device) -> CounterBackend:
+    if not isinstance(choice, str):
+        return choice
+    if choice == "auto":
+        choice = "cupti" if device.type == "cuda" else "analytic"
+    if choice == "analytic":
+        from roofprobe.counters.analytic import AnalyticBackend
+
+        return AnalyticBackend()
+    if choice == "cupti":
+        if device.type != "cuda":
+            raise UsageError(
+                f"backend cupti was asked for on device {device}: it reads the counters of a "
+                "CUDA device; use backend analytic here"
+            )
+        from roofprobe.counters.cupti import CuptiBackend
+
+        return CuptiBackend(device.index, lambda: torch.cuda.synchronize(device))
+    raise UsageError(f"no backend is called {choice!r}; there are auto, cupti and analytic")
+
+
+def _noteworthy(record: Measurement) -> list[str]:
+    """Warnings about what was measured, for a person to judge."""
+    found = []
+    if record.timing is not None and record.timing.spread > 0.1 and len(record.timing.step) > 2:
+        found.append(
+            f"step times differ by {100 * record.timing.spread:.0f}% (largest minus smallest): "
+            "warm up longer, or look for something else on this machine"
+        )
+    dropped = sum(counted.ranges_dropped for counted in record.rounds)
+    if dropped:
+        found.append(f"CUPTI dropped {dropped} ranges: their counters are not used")
+    return found
