@@ -13,8 +13,8 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from roofprobe.errors import RoofprobeError
 from roofprobe.record import KernelTimes
@@ -26,11 +26,21 @@ _CLOCK_WINDOW: Final = 0.02  # s; the unit is found to about 0.01% in it
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One kernel: start and end in seconds of an arbitrary origin, and whether a graph ran it."""
+    """One piece of GPU work.
 
+    Attributes:
+        kind: ``kernel``, or the driver's own ``copy`` (within the device) or ``fill`` (memset).
+        start: Seconds of an arbitrary origin.
+        end: Likewise.
+        byte: Bytes copied or filled; 0 for a kernel.
+        from_graph: A CUDA graph launched it.
+    """
+
+    kind: Literal["kernel", "copy", "fill"]
     start: float
     end: float
-    from_graph: bool
+    byte: int = 0
+    from_graph: bool = False
 
 
 class KernelTracer:
@@ -42,7 +52,7 @@ class KernelTracer:
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
-        self._records: list[Any] = []
+        self._records: list[Span] = []  # in CUPTI's ticks
         self._running = False
 
     def start(self) -> None:
@@ -80,61 +90,53 @@ class KernelTracer:
             steps: Steps that ran between ``start`` and ``stop``.
 
         Raises:
-            RoofprobeError: no kernel was recorded.
+            RoofprobeError: nothing was recorded.
         """
-        cupti = _cupti()
-        unit = _seconds_per_tick(cupti)
-        kernels, copy_byte, fill_byte = [], 0, 0
-        for record in self._records:
-            if record[0] == "kernel":
-                kernels.append(Span(record[1] * unit, record[2] * unit, record[3]))
-            elif record[0] == "copy":
-                copy_byte += record[1]
-            else:
-                fill_byte += record[1]
-        if not kernels:
-            raise RoofprobeError("CUPTI recorded no kernel; does another tool hold its records?")
-        return summarize(kernels, steps, copy_byte, fill_byte)
+        if not self._records:
+            raise RoofprobeError("CUPTI recorded no work; does another tool hold its records?")
+        unit = _seconds_per_tick(_cupti())
+        return summarize(
+            [replace(span, start=span.start * unit, end=span.end * unit) for span in self._records],
+            steps,
+        )
 
     def _keep(self, activities: Sequence[Any]) -> None:
         # Records die with CUPTI's buffer, so what is needed is copied out here.
         cupti = _cupti()
         kernel, copy, fill = _kinds(cupti)
         for activity in activities:
+            times = activity.start, activity.end
+            graph = activity.graph_id != 0
             if activity.kind == kernel:
-                span = (activity.start, activity.end, activity.graph_id != 0)
-                self._records.append(("kernel", *span))
-            elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
-                self._records.append(("copy", activity.bytes))
+                self._records.append(Span("kernel", *times, from_graph=graph))
             elif activity.kind == fill:
-                self._records.append(("fill", activity.bytes))
+                self._records.append(Span("fill", *times, activity.bytes, graph))
+            elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
+                self._records.append(Span("copy", *times, activity.bytes, graph))
 
 
-def summarize(
-    kernels: Sequence[Span], steps: int, copy_byte: float, fill_byte: float
-) -> KernelTimes:
-    """Sum, union and span of kernel times, as a mean over steps.
+def summarize(work: Sequence[Span], steps: int) -> KernelTimes:
+    """Times of GPU work, as a mean over steps.
 
     Args:
-        kernels: Every kernel of ``steps`` steps.
+        work: All work of ``steps`` steps, at least one piece.
         steps: Number of steps.
-        copy_byte: Bytes copied within the device by the driver, all steps.
-        fill_byte: Bytes filled by the driver, all steps.
     """
-    ordered = sorted(kernels, key=lambda kernel: kernel.start)
-    union, reached = 0.0, ordered[0].start
-    for kernel in ordered:
-        union += max(0.0, kernel.end - max(kernel.start, reached))
-        reached = max(reached, kernel.end)
+    ordered = sorted(work, key=lambda span: span.start)
+    busy, reached = 0.0, ordered[0].start
+    for span in ordered:
+        busy += max(0.0, span.end - max(span.start, reached))
+        reached = max(reached, span.end)
+    kernels = [span for span in work if span.kind == "kernel"]
     return KernelTimes(
         steps=steps,
         launches=len(kernels) / steps,
-        graph_launches=sum(kernel.from_graph for kernel in kernels) / steps,
-        sum=sum(kernel.end - kernel.start for kernel in kernels) / steps,
-        union=union / steps,
+        graph_launches=sum(span.from_graph for span in kernels) / steps,
+        sum=sum(span.end - span.start for span in kernels) / steps,
+        union=busy / steps,
         span=(reached - ordered[0].start) / steps,
-        copy_byte=copy_byte / steps,
-        fill_byte=fill_byte / steps,
+        copy_byte=sum(span.byte for span in work if span.kind == "copy") / steps,
+        fill_byte=sum(span.byte for span in work if span.kind == "fill") / steps,
     )
 
 

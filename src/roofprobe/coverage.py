@@ -55,11 +55,21 @@ def judge(
     explained = min(copies, max(0.0, hardware - instrumented))
     fraction = _fraction(instrumented, hardware, explained)
     if fraction is None:
-        cause = "no kernel stored anything, so nothing shows whether the kernels were seen"
-        return Coverage(instrumented, hardware, explained, None, False, cause)
+        return _without_stores(instrumented, hardware, kernels)
     trusted = fraction >= THRESHOLD
     cause = None if trusted else _cause(fraction, kernels)
     return Coverage(instrumented, hardware, explained, fraction, trusted, cause)
+
+
+def _without_stores(instrumented: float, hardware: float, kernels: KernelTimes | None) -> Coverage:
+    """Kernels that write through TMA alone (GEMMs on Hopper) execute no store instruction."""
+    trusted = kernels is not None and not kernels.graph_launches
+    cause = "no kernel executed a store instruction; " + (
+        "kernel records show that all were launched one by one"
+        if trusted
+        else "so nothing shows whether the kernels were seen"
+    )
+    return Coverage(instrumented, hardware, 0.0, None, trusted, cause)
 
 
 def _cause(fraction: float, kernels: KernelTimes | None) -> str:

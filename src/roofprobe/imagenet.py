@@ -9,6 +9,7 @@ import difflib
 import itertools
 import pickle
 import random
+import re
 import shutil
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -110,9 +111,14 @@ def build_model(arch: str, pretrained: bool = False) -> nn.Module:
     """
     known = torchvision.models.list_models(module=torchvision.models)
     if arch not in known:
-        spelled = arch.lower().replace("-", "_")
-        close = [spelled] if spelled in known else difflib.get_close_matches(spelled, known)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+        plain = {name.replace("_", ""): name for name in known}
+        spelled = re.sub(r"[-_ /]", "", arch.lower())
+        close = [spelled] if spelled in plain else difflib.get_close_matches(spelled, plain)
+        hint = (
+            f"did you mean {' or '.join(plain[name] for name in close)}?"
+            if close
+            else "torchvision.models.list_models(module=torchvision.models) lists them"
+        )
         raise UsageError(f"torchvision has no classification model {arch!r}: {hint}")
     # These two warn unless told that they shall initialise themselves, as all others do unasked.
     extra = {"init_weights": True} if arch in AUXILIARY_WEIGHT and not pretrained else {}

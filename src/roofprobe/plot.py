@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
@@ -31,10 +32,12 @@ FORMATS: Final = ("png", "svg", "pdf")
 # Sizes in points, for a picture that is printed at its own width: the text width of an A4 page.
 _TITLE, _TEXT, _LABEL, _CAPTION = 10.0, 8.5, 8.0, 7.0
 _WIDTH, _AXES_HEIGHT = 468.0, 260.0
-_LEFT, _RIGHT, _ABOVE, _BELOW = 72.0, 10.0, 8.0, 36.0  # around the Axes, without title and caption
+_LEFT, _RIGHT, _ABOVE, _BELOW = 84.0, 10.0, 8.0, 36.0  # around the Axes, without title and caption
 _LINE = 1.3  # line spacing over font size
 _MARKER = 6.0
 _GAP = 2.5  # between a label and what it labels
+_CLEAR = _MARKER / 2 + _GAP
+_LEADS = (14.0, 22.0, 32.0, 44.0, 60.0, 80.0)  # how far off a label may go, at the end of a line
 
 # Hues of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/,
 # darkened until text in them reads on white. Memory roofs take the first one.
@@ -44,7 +47,7 @@ _MARKERS: Final = {"dram": "o", "l2": "s", "l1": "^"}
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
 # From this many points on, labels are numbers with a key under the Axes.
-_NUMBERED_FROM = 13
+_NUMBERED_FROM = 7
 _NAMES_LISTED = 12
 _LABEL_LENGTH = 48
 
@@ -75,13 +78,16 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
         layout.occupy(_chain(centre, centre, _MARKER / 2 + 1), _Layout.SOLID)
     for text, style, line in roofs:
         artists.append(_label_roof(ax, layout, text, style["color"], line))
-    for point, text in zip(roofline.points, _point_labels(roofline.points), strict=True):
+    for index, (point, name) in enumerate(
+        zip(roofline.points, _names(roofline.points), strict=True), 1
+    ):
+        text = _short(name) if len(roofline.points) < _NUMBERED_FROM else str(index)
         artists.append(_label_point(ax, layout, text, point))
 
-    if not roofline.points:
-        artists.append(
-            ax.text(0.5, 0.5, "no point to draw", transform=ax.transAxes, ha="center", size=_TEXT)
-        )
+    if not roofline.points:  # said below all roofs
+        note = ax.text(0.98, 0.03, "no point to draw", transform=ax.transAxes, ha="right")
+        note.set_fontsize(_TEXT)
+        artists.append(note)
     lines = _caption(roofline, layout.size[0])
     artists.append(
         ax.annotate(
@@ -143,7 +149,7 @@ def _limits(roofline: Roofline) -> tuple[tuple[float, float], tuple[float, float
     bandwidths = [c.value for c in roofline.ceilings if c.kind == "byte"]
     xs = [point.intensity for point in roofline.points]
     xs += [ridge(peak, bandwidth) for peak in peaks for bandwidth in bandwidths]
-    x = (min(xs) / 6, max(xs) * 15) if xs else (0.01, 1000.0)
+    x = (min(xs) / 6, max(xs) * 30) if xs else (0.01, 1000.0)
     ys = [point.flop_per_s for point in roofline.points] + peaks
     ys += [bandwidth * x[0] for bandwidth in bandwidths]
     if not peaks:
@@ -162,7 +168,9 @@ def _decorate(ax: Axes, roofline: Roofline) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "FLOP/s")))
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(numticks=9))
+        low, high = axis.get_view_interval()
+        few = high / low < 300  # powers of ten alone would leave an axis with one number
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=9))
         axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10)), numticks=9))
         axis.set_minor_formatter(NullFormatter())
     ax.tick_params(labelsize=_TEXT)
@@ -211,85 +219,98 @@ def _draw_point(ax: Axes, point: Point, *, hollow: bool) -> Artist:
         markeredgecolor="black",
         markerfacecolor="white" if hollow else "black",
         linestyle="none",
-        zorder=4,
+        zorder=6,
     )
     return artist
 
 
-def _point_labels(points: Sequence[Point]) -> list[str]:
-    if len(points) >= _NUMBERED_FROM:
-        return [str(index) for index in range(1, len(points) + 1)]
+def _names(points: Sequence[Point]) -> list[str]:
+    """Names of points, with their levels where these differ."""
     mixed = len({point.level for point in points}) > 1
-    return [_short(point.name) + (f" ({_level(point.level)})" if mixed else "") for point in points]
+    return [point.name + (f" ({_level(point.level)})" if mixed else "") for point in points]
 
 
 class _Place(NamedTuple):
-    """Where a label could go: its centre in points, its angle in degrees, the line that leads there."""
+    """Where a label could go, in points from the Axes' lower left corner.
 
+    Attributes:
+        spot: On what is labelled.
+        centre: Of the text.
+        angle: Of the text, degrees.
+        corner: Where a line from the spot meets the text; None where they are side by side.
+    """
+
+    spot: NDArray[np.float64]
     centre: NDArray[np.float64]
     angle: float = 0.0
-    lead: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    corner: NDArray[np.float64] | None = None
+
+
+def _beside(
+    width: float, spot: NDArray[np.float64], towards: NDArray[np.float64], distance: float
+) -> _Place:
+    """A place for level text whose nearest edge or corner is ``distance`` from the spot."""
+    corner = spot + distance * towards
+    centre = corner + np.round(towards) * (width / 2, _LABEL / 2)
+    return _Place(spot, centre, corner=corner if distance > _CLEAR else None)
 
 
 def _label_roof(ax: Axes, layout: "_Layout", text: str, colour: str, line: _Line) -> Artist:
     """Writes along the roof: a flat one from its right end on, a slanted one from its left end."""
     start, end = (layout.at(*position) for position in line)
     length = math.dist(start, end)
-    direction = (end - start) / length
-    up = np.array((-direction[1], direction[0]))
-    angle = math.degrees(math.atan2(direction[1], direction[0]))
+    along = (end - start) / length
+    up = np.array((-along[1], along[0]))
+    angle = math.degrees(math.atan2(along[1], along[0]))
     flat = line[0][1] == line[1][1]
-    anchor, first, along = (line[1], end, -direction) if flat else (line[0], start, direction)
-    half = _width(text, _LABEL) / 2
-    nearest = half + _GAP
-    places = [
-        _Place(first + along * shift + side * up * (_LABEL / 2 + _GAP), angle)
-        for shift in np.arange(nearest, max(length - half, nearest + 1), 6.0)
-        for side in (1, -1)
-    ]
-    return _write(ax, layout, text, anchor, places, colour)
+    first, along = (end, -along) if flat else (start, along)
+    width = _width(text, _LABEL)
+    places = []
+    nearest = width / 2 + _GAP
+    for shift in np.arange(nearest, max(length - width / 2, nearest + 1), 6.0):
+        spot = first + along * shift
+        off = up * (_LABEL / 2 + _GAP)
+        places += [_Place(spot, spot + off, angle), _Place(spot, spot - off, angle)]
+    for distance in _LEADS:
+        for shift in np.arange(_LABEL, length, 2 * _LABEL):
+            spot = first + along * shift
+            places += [_beside(width, spot, side, distance) for side in (up, -up)]
+    return _write(ax, layout, text, width, places, colour)
 
 
 def _label_point(ax: Axes, layout: "_Layout", text: str, point: Point) -> Artist:
     """Writes beside the point, or farther off with a line to it where there is no room."""
-    anchor = point.intensity, point.flop_per_s
-    here = layout.at(*anchor)
-    box = np.array((_width(text, _LABEL), _LABEL)) / 2
-    nearest = _MARKER / 2 + _GAP
-    places = []
-    for distance in (nearest, 14.0, 22.0, 32.0, 44.0, 60.0):
-        for degrees in (0, 180, 45, -45, 135, -135, 90, -90):
-            towards = np.array((math.cos(math.radians(degrees)), math.sin(math.radians(degrees))))
-            end = here + distance * towards
-            lead = None if distance == nearest else (here + nearest * towards, end)
-            places.append(_Place(end + np.round(towards) * box, lead=lead))
-    return _write(ax, layout, text, anchor, places, "black")
+    spot = layout.at(point.intensity, point.flop_per_s)
+    width = _width(text, _LABEL)
+    angles = [math.radians(degrees) for degrees in (0, 180, 45, -45, 135, -135, 90, -90)]
+    places = [
+        _beside(width, spot, np.array((math.cos(angle), math.sin(angle))), distance)
+        for distance in (_CLEAR, *_LEADS)
+        for angle in angles
+    ]
+    return _write(ax, layout, text, width, places, "black")
 
 
 def _write(
-    ax: Axes,
-    layout: "_Layout",
-    text: str,
-    anchor: tuple[float, float],
-    places: Sequence[_Place],
-    colour: str,
+    ax: Axes, layout: "_Layout", text: str, width: float, places: Sequence[_Place], colour: str
 ) -> Artist:
-    """Writes text on the freest of the places; it moves with its anchor, a data position."""
-    cells = [_cells(text, place) for place in places]
+    """Writes text on the freest of the places; it moves with the spot that it labels."""
+    cells = [_cells(width, place) for place in places]
     best = layout.freest(cells)
     layout.occupy(cells[best], _Layout.SOLID)
-    centre, angle, lead = places[best]
-    arrow: dict[str, Any] | None = None
-    if lead is not None:
-        corner = 0.5 - np.sign(np.round(centre - lead[1], 6)) / 2
-        arrow = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 0, "shrinkB": _MARKER / 2}
-        arrow["relpos"] = tuple(corner)
+    spot, centre, angle, corner = places[best]
+    lead: dict[str, Any] | None = None
+    if corner is not None:
+        # relpos: the point of the text, in fractions of its box, that the line goes to.
+        to = tuple(0.5 - np.sign(np.round(centre - corner, 6)) / 2)
+        lead = {"arrowstyle": "-", "linewidth": 0.7, "color": colour, "relpos": to}
+        lead |= {"shrinkA": 0, "shrinkB": 0}
     return ax.annotate(
         text,
-        anchor,
-        tuple(centre - layout.at(*anchor)),
+        layout.data(spot),
+        tuple(centre - spot),
         textcoords="offset points",
-        arrowprops=arrow,
+        arrowprops=lead,
         ha="center",
         va="center",
         rotation=angle,
@@ -298,6 +319,7 @@ def _write(
         parse_math=False,
         annotation_clip=False,
         zorder=5,
+        path_effects=[withStroke(linewidth=2, foreground="white")],
     )
 
 
@@ -322,13 +344,26 @@ class _Layout:
         display = self._ax.transData.transform((x, y))
         return np.asarray((display - self._ax.bbox.min) * self._scale)
 
+    def data(self, point: NDArray[np.float64]) -> tuple[float, float]:
+        """The data position of a point."""
+        display = point / self._scale + self._ax.bbox.min
+        x, y = self._ax.transData.inverted().transform(display)
+        return float(x), float(y)
+
     def occupy(self, cells: NDArray[np.float64], weight: float) -> None:
         """Takes the discs (rows of x, y, radius); ``weight`` is what covering one costs."""
         self._discs = np.vstack((self._discs, np.insert(cells, 3, weight, axis=1)))
 
     def freest(self, places: Sequence[NDArray[np.float64]]) -> int:
         """Index of the cheapest place, the first of equals."""
-        return int(np.argmin([self._cost(cells) for cells in places]))
+        best, lowest = 0, math.inf
+        for index, cells in enumerate(places):
+            cost = self._cost(cells)
+            if cost < lowest:
+                best, lowest = index, cost
+            if cost == 0:
+                break
+        return best
 
     def _cost(self, cells: NDArray[np.float64]) -> float:
         centres, radius = cells[:, :2], cells[:, 2:]
@@ -341,38 +376,45 @@ class _Layout:
 def _chain(
     start: NDArray[np.float64], end: NDArray[np.float64], radius: float
 ) -> NDArray[np.float64]:
-    """Discs (rows of x, y, radius) that cover a segment."""
-    count = 1 + math.ceil(float(np.hypot(*(end - start))) / radius)
-    centres = np.linspace(start, end, count)
-    return np.insert(centres, 2, radius, axis=1)
+    """Discs (rows of x, y, radius) along a segment, so close that no text slips through."""
+    count = 1 + math.ceil(math.dist(start, end) / max(radius, _LABEL / 3))
+    return np.insert(np.linspace(start, end, count), 2, radius, axis=1)
 
 
-def _cells(text: str, place: _Place) -> NDArray[np.float64]:
-    """Discs that cover a label at a place, and its lead."""
+def _cells(width: float, place: _Place) -> NDArray[np.float64]:
+    """Discs that cover a label at a place, and its line."""
     angle = math.radians(place.angle)
-    reach = max(_width(text, _LABEL) - _LABEL, 0) / 2 * np.array((math.cos(angle), math.sin(angle)))
+    reach = max(width - _LABEL, 0) / 2 * np.array((math.cos(angle), math.sin(angle)))
     cells = _chain(place.centre - reach, place.centre + reach, _LABEL / 2)
-    return cells if place.lead is None else np.vstack((cells, _chain(*place.lead, 0.5)))
+    if place.corner is None:
+        return cells
+    way = place.corner - place.spot
+    start = place.spot + way / math.hypot(*way) * _CLEAR
+    return np.vstack((cells, _chain(start, place.corner, 1.5)))
 
 
 def _caption(roofline: Roofline, width: float) -> list[str]:
     """The lines under the Axes: flags, what is left out, notes, sources; ``width`` in points."""
-    points = roofline.points
+    points, names = roofline.points, _names(roofline.points)
     paragraphs = []
     if len(points) >= _NUMBERED_FROM:
-        key = (f"{index} {point.name}" for index, point in enumerate(points, 1))
+        key = (f"{index}\N{NO-BREAK SPACE}{name}" for index, name in enumerate(names, 1))
         paragraphs.append(f"Points: {', '.join(key)}.")
-    ratios = ((point.name, above_roof(point, roofline)) for point in points)
-    above = [f"{name}, {number(ratio, 3)} times" for name, ratio in ratios if ratio is not None]
+    ratios = [above_roof(point, roofline) for point in points]
+    above = [
+        f"{name}, {number(ratio, 3)} times"
+        for name, ratio in zip(names, ratios, strict=True)
+        if ratio is not None
+    ]
     if above:
         paragraphs.append(f"Hollow, above the highest roof: {'; '.join(above)}.")
     if roofline.left_out:
         paragraphs.append(f"Not drawn: {_by_last(roofline.left_out)}.")
-    notes = [(point.name, point.note) for point in points if point.note]
+    notes = [(name, point.note) for name, point in zip(names, points, strict=True) if point.note]
     if notes:
         paragraphs.append(f"Notes: {_by_last(notes)}.")
     if points:
-        sources = _by_last(((point.name, point.source) for point in points), brief=True)
+        sources = _by_last(zip(names, (p.source for p in points), strict=True), brief=True)
         paragraphs.append(f"Counted by {sources}. One FMA is two FLOP.")
     for source in _DASHES:
         details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source]
@@ -421,7 +463,7 @@ def _width(text: str, size: float) -> float:
 def _wrap(text: str, size: float, width: float) -> list[str]:
     """Breaks text into lines that fit; a word that does not fit by itself is broken anywhere."""
     lines = [""]
-    for word in text.split():
+    for word in " ".join(text.split("\n")).split(" "):
         longer = f"{lines[-1]} {word}".lstrip()
         if _width(longer, size) <= width:
             lines[-1] = longer

@@ -78,8 +78,8 @@ class KernelTimes:
         launches: Kernels per step.
         graph_launches: Those of them that ran from a CUDA graph.
         sum: Sum of kernel durations, seconds; concurrent kernels count twice.
-        union: Time in which at least one kernel ran, seconds.
-        span: First kernel's start to last kernel's end, seconds.
+        union: Time in which a kernel, or a copy or fill within the device, ran, seconds.
+        span: Start of the first of these to end of the last, seconds.
         copy_byte: Bytes that the driver copied within the device.
         fill_byte: Bytes that the driver filled (memset).
         source: ``cupti_activity``.

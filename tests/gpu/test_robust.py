@@ -149,7 +149,7 @@ def test_step_time_afterwards_is_step_time_before():
     step = training_step("resnet18", 64)
     before = median_step(step)
     roofprobe.measure_step(step, **QUICK)
-    assert median_step(step) == pytest.approx(before, rel=0.02)
+    assert median_step(step) < 1.02 * before
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["whole", "interrupted while tracing"])

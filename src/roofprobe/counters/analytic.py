@@ -142,7 +142,9 @@ def _rule(op: OpOverload[..., Any]) -> _Rule:
                 unread |= {position, argument.name}
     builtin = op.namespace in ("aten", "prim", "prims")
     return _Rule(
-        composite=torch._C._dispatch_has_kernel_for_dispatch_key(
+        # TorchScript's own "prim" operators are unknown to the dispatcher.
+        composite=op.namespace != "prim"
+        and torch._C._dispatch_has_kernel_for_dispatch_key(
             op._name, torch._C.DispatchKey.CompositeImplicitAutograd
         ),
         written=frozenset(written),
@@ -258,11 +260,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = {_storage(tensor) for tensor in operands}
         written += [tensor for tensor in _tensors(result) if _storage(tensor) not in known]
 
-        bytes_read = bytes_written = 0
         if rule.moves and (written or rule.inspects):
             bytes_read, bytes_written = _bytes(read), _bytes(written)
             if rule.lookup:
                 bytes_read -= max(0, _bytes(read[:1]) - bytes_written)
+            self.values[_READ] += bytes_read
+            self.values[_WRITE] += bytes_written
 
         target = getattr(func, "_overloadpacket", func)
         formula = _FORMULAS.get(target) or flop_registry.get(target)
@@ -277,14 +280,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif formula is None and rule.opaque and operands:
             self.uncounted[str(func)] += 1
 
-        self.values[_READ] += bytes_read
-        self.values[_WRITE] += bytes_written
-
 
 class AnalyticBackend:
     """Counts algorithmic work of this thread's PyTorch operators; see the module for the model."""
 
     source = "analytic"
+    chip: str | None = None
 
     def __init__(self) -> None:
         self._counter = _Counter()
@@ -300,7 +301,9 @@ class AnalyticBackend:
         return Plan(tuple(metric.name for metric in ANALYTIC), passes=1)
 
     def open(self) -> None:
-        """Does nothing: there is no device to attach to."""
+        """Loads the compiler's front end, so that the first pass does not pay for it."""
+        with torch.compiler.set_stance("force_eager"):
+            pass
 
     def begin_pass(self) -> None:
         """Starts counting from zero in this thread; a pass that a failed step left open ends."""

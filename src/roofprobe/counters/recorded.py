@@ -1,13 +1,13 @@
 """Counter-data images kept in a file, and played back on any machine.
 
-The file is one line of JSON (what it is, chip, metrics, rounds) and then the sealed images,
-compressed one after the other. CUPTI's host side turns them into the same values to the last
-digit, with no GPU and no driver.
+The file is one line of JSON (what it is, chip, metrics, rounds) and then the sealed images as one
+LZMA stream: images of one machine differ in 1% of their bytes, so further rounds are nearly free.
+CUPTI's host side turns them into the same values to the last digit, with no GPU and no driver.
 """
 
 import json
+import lzma
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ FORMAT: Final = "roofprobe.counters"
 VERSION: Final = 1
 SUFFIX: Final = ".counters"
 
-_MAX_IMAGE_BYTE = 256 * 2**20  # a 27-metric image is 0.6 MB; more is not one of ours
+_MAX_BYTE: Final = 2**30  # 23 metrics and two ranges take 1.3 MB; more than this is not ours
+_MEMORY_LIMIT: Final = 256 * 2**20  # LZMA's preset 9 needs 65 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,16 @@ class CounterFile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file whole or not at all."""
-        packed = [zlib.compress(image, level=9) for image in self.images]
         head = {
             "format": FORMAT,
             "version": VERSION,
             "chip": self.chip,
             "metrics": list(self.metrics),
             "passes": self.passes,
-            "sizes": [len(data) for data in packed],
+            "sizes": [len(image) for image in self.images],
         }
-        return write_whole(path, json.dumps(head).encode() + b"\n" + b"".join(packed))
+        body = lzma.compress(b"".join(self.images), preset=9)
+        return write_whole(path, json.dumps(head).encode() + b"\n" + body)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "CounterFile":
@@ -86,15 +87,13 @@ class CounterFile:
             passes, sizes = int(head["passes"]), [int(size) for size in head["sizes"]]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RecordError("not a roofprobe counter file") from None
-        if min(sizes, default=0) < 0 or sum(sizes) != len(body):
-            raise RecordError(
-                f"counter file is truncated or padded: {len(body)} bytes of images where its "
-                f"header says {sum(sizes)}"
-            )
+        if min(sizes, default=0) < 0 or sum(sizes) > _MAX_BYTE:
+            raise RecordError("not a roofprobe counter file: impossible image sizes")
+        joined = _unpack(body, sum(sizes))
         images = []
         for size in sizes:
-            packed, body = body[:size], body[size:]
-            images.append(_unpack(packed))
+            images.append(joined[:size])
+            joined = joined[size:]
         return cls(chip, metrics, passes, tuple(images))
 
     def evaluate(self) -> list[RoundCounters]:
@@ -102,15 +101,21 @@ class CounterFile:
         return [evaluate_image(image, self.metrics) for image in self.images]
 
 
-def _unpack(packed: bytes) -> bytes:
-    decoder = zlib.decompressobj()
+def _unpack(body: bytes, size: int) -> bytes:
+    """Decompresses to exactly ``size`` bytes, or raises RecordError."""
+    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MEMORY_LIMIT)
     try:
-        image = decoder.decompress(packed, _MAX_IMAGE_BYTE)
-    except zlib.error as error:
+        data = decoder.decompress(body, size)
+        if not decoder.eof:
+            data += decoder.decompress(b"", 1)  # the end mark may still be ahead
+    except (lzma.LZMAError, EOFError) as error:
         raise RecordError(f"counter file is corrupted ({error})") from None
-    if not decoder.eof or decoder.unused_data:
-        raise RecordError("counter file is corrupted: an image does not end where it should")
-    return image
+    if len(data) != size or not decoder.eof or decoder.unused_data:
+        raise RecordError(
+            f"counter file is truncated or corrupted: {len(data)} bytes of images where its "
+            f"header says {size}"
+        )
+    return data
 
 
 class RecordedBackend:

@@ -1,0 +1,524 @@
+"""``python -m roofprobe.train``: the ImageNet training that people know, its steps measured.
+
+    python -m roofprobe.train -a resnet18 --dummy       # made-up images; stops once measured
+    python -m roofprobe.train -a resnet50 DIR --steps 0  # whole epochs, measured in the first
+    torchrun --nproc-per-node 2 -m roofprobe.train -a resnet18 --dummy
+
+The command line is that of PyTorch's ImageNet example; the last group of options is ours. Exit
+codes: 0, 1 when the run failed, 2 when the command line makes no sense, 130 after Ctrl-C.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import roofprobe
+from roofprobe import metrics
+from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
+
+# PyTorch takes seconds to import, so that it is left to the functions that need it: --help and
+# complaints about the command line come at once.
+if TYPE_CHECKING:
+    import torch
+
+    from roofprobe.imagenet import Batches, Options, Ranks, Scores, Trainer
+
+PROG: Final = "roofprobe.train"
+EPOCHS: Final = 90  # of a whole training, as in the example
+
+_PHASES: Final = {
+    "warmup": "warm-up",
+    "timing": "timing, no counters attached",
+    "kernels": "kernel records",
+}
+
+Say = Callable[[str], None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    try:
+        _run(_parse(argv))
+    except KeyboardInterrupt:
+        print(f"{PROG}: interrupted", file=sys.stderr)
+        return 130
+    except RoofprobeError as error:
+        print(f"{PROG}: error: {_sentence(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+# -- The command line ---------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see --help)")
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    number.__name__ = "integer"  # argparse's word for what it expected
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"python -m {PROG}",
+        description="Trains a torchvision model on ImageNet, or on made-up images, and measures "
+        "a training step: FLOP, bytes, time, roofline.",
+    )
+    known = parser.add_argument_group("as in PyTorch's ImageNet example")
+    ranks = parser.add_argument_group("distributed: torchrun's environment says who is who")
+    ours = parser.add_argument_group("measuring")
+    count, positive = _at_least(0), _at_least(1)
+    # fmt: off
+    add = known.add_argument
+    add("data", nargs="?", metavar="DIR", help="folder with train/ and val/, a folder per class")
+    add("--dummy", action="store_true", help="one made-up batch, made once and used every step")
+    add("-a", "--arch", default="resnet18", help="any torchvision classifier (%(default)s)")
+    add("-j", "--workers", type=count, default=4, metavar="N",
+        help="loader processes (%(default)s)")
+    add("--epochs", type=positive, metavar="N", help=f"in all ({EPOCHS} with --steps 0, else 1)")
+    add("--start-epoch", type=count, default=0, metavar="N", help="to count from (%(default)s)")
+    add("-b", "--batch-size", type=positive, default=256, metavar="N",
+        help="images of a step, over all processes of this machine (%(default)s)")
+    add("--lr", "--learning-rate", type=float, default=0.1, metavar="X",
+        help="a tenth of it every 30 epochs (%(default)s)")
+    add("--momentum", type=float, default=0.9, metavar="X", help="of SGD (%(default)s)")
+    add("--wd", "--weight-decay", dest="weight_decay", type=float, default=1e-4, metavar="X",
+        help="of SGD (%(default)s)")
+    add("-p", "--print-freq", type=positive, default=10, metavar="N",
+        help="steps between progress lines (%(default)s)")
+    add("--resume", metavar="PATH", help="go on from a checkpoint")
+    add("-e", "--evaluate", action="store_true", help="only validate; measures nothing")
+    add("--pretrained", action="store_true", help="start from torchvision's best weights")
+    add("--seed", type=int, metavar="N",
+        help="of weights, order and made-up images; takes repeatable algorithms")
+    add("--gpu", type=count, metavar="N", help="index of the GPU to use (0)")
+
+    add = ranks.add_argument
+    add("--dist-backend", metavar="NAME", help="nccl with GPUs, else gloo")
+    add("--dist-url", default="env://", metavar="URL", help="where they meet (%(default)s)")
+    add("--world-size", type=int, metavar="N", help="accepted under torchrun, which knows better")
+    add("--rank", type=int, metavar="N", help="likewise")
+    add("--multiprocessing-distributed", action="store_true", help="likewise")
+
+    add = ours.add_argument
+    add("--steps", type=count, metavar="N",
+        help="training steps of an epoch at most, 0 for all of it (as many as the measurement "
+        "needs, and then the run ends)")
+    add("--warmup", type=count, metavar="N", help="unmeasured steps first (5; on a CPU 1)")
+    add("--rounds", type=positive, default=1, metavar="N",
+        help="repeat the whole set of passes, for a mean and a spread (%(default)s)")
+    add("--metrics", default=metrics.DEFAULT_SET, metavar="NAME|LIST",
+        help=f"a set ({', '.join(metrics.SET_NAMES)}) or CUPTI names with commas (%(default)s)")
+    add("--amp", choices=("bf16", "fp16"), help="mixed precision; fp16 scales the loss (fp32)")
+    add("--tf32", action=argparse.BooleanOptionalAction,
+        help="in convolutions and matrix products, on a GPU (as PyTorch has it)")
+    add("--channels-last", action="store_true", help="memory layout NHWC")
+    add("--compile", action="store_true", help="torch.compile the model")
+    add("--backend", choices=("auto", "cupti", "analytic"), default="auto",
+        help="hardware counters or a model of them (cupti where there is a GPU)")
+    add("--out", type=Path, metavar="DIR", help="for results (runs/ARCH-bBATCH-TIME)")
+    add("--save-image", action="store_true", help="keep the raw counter data too")
+    # fmt: on
+    return parser
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    args = _parser().parse_args(argv)
+    if (args.data is None) != args.dummy:
+        raise UsageError("give either DIR, the folder of images, or --dummy for made-up ones")
+    try:
+        metrics.resolve(args.metrics, None, metrics.LEVELS)
+    except RoofprobeError as error:  # here and not after minutes of warm-up
+        raise UsageError(str(error)) from None
+    return args
+
+
+# -- One run ------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> None:
+    import torch
+
+    from roofprobe import imagenet
+
+    given = _torchrun(args, os.environ)
+    ranks = given or imagenet.Ranks()
+    device = _device(args.gpu if given is None else ranks.local)
+    options = _options(args, ranks, device)
+    if given is not None:
+        _join(args, ranks, device)
+    say = _say if ranks.rank == 0 else _silent
+    imagenet.configure(options)
+    trainer = imagenet.Trainer(options, device, ranks)
+    trainer.epoch = args.start_epoch
+    if args.resume is not None:
+        trainer.restore(args.resume)
+        say(f"=> {args.resume}: going on from epoch {trainer.epoch}")
+    try:
+        if args.evaluate:
+            batches = imagenet.val_batches(options, trainer.image_size, device, ranks)
+            _validate(trainer, batches, args.steps, args.print_freq, say)
+        else:
+            _train(args, trainer, device, ranks, say)
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise RoofprobeError(
+            f"out of memory on {device} with {options.batch_size} images a step: "
+            "use a smaller --batch-size"
+        ) from None
+    if given is not None:
+        torch.distributed.destroy_process_group()
+
+
+def _train(
+    args: argparse.Namespace,
+    trainer: "Trainer",
+    device: "torch.device",
+    ranks: "Ranks",
+    say: Say,
+) -> None:
+    from roofprobe import imagenet
+
+    options = trainer.options
+    last = args.epochs or (EPOCHS if args.steps == 0 else trainer.epoch + 1)
+    if trainer.epoch >= last:
+        raise UsageError(
+            f"--epochs {last} leaves nothing to train: the run starts at epoch {trainer.epoch}"
+        )
+    data = (options, trainer.image_size, device, ranks)
+    batches = imagenet.train_batches(*data)
+    limit = None if args.steps is None else min(args.steps or len(batches), len(batches))
+    # An epoch that is cut short is for measuring: it is neither validated nor saved.
+    val = imagenet.val_batches(*data) if limit == len(batches) else None
+    base, folder = _folders(args, ranks)
+    say(f"=> {options.arch}, {options.batch_size} images a step, on {device}")
+    with _Region(args, options, device, ranks, folder, say) as region:
+        while trainer.epoch < last:
+            _train_epoch(trainer, batches, limit, region, args.print_freq, say)
+            trainer.end_epoch()
+            if limit is None:
+                break
+            if val is not None:
+                scores = _validate(trainer, val, 0, args.print_freq, say)
+                if ranks.rank == 0:
+                    say(f"=> {trainer.save(base, scores.acc1)}")
+    if limit is None and trainer.epoch < last:
+        say("=> measured, so the run ends here; --steps 0 trains whole epochs")
+    region.report()
+
+
+def _train_epoch(
+    trainer: "Trainer",
+    batches: "Batches",
+    limit: int | None,
+    region: "_Region",
+    print_freq: int,
+    say: Say,
+) -> None:
+    from roofprobe import imagenet
+
+    trainer.start_epoch(batches)
+    source = imagenet.endless(batches) if limit is None else islice(batches, limit)
+    total = limit or len(batches)
+    printed, since = -1, time.perf_counter()
+    for index, (images, targets) in enumerate(source):
+        try:
+            with region.step():
+                output = trainer.step(images, targets)
+        except CountersBusyError as error:
+            region.give_up(error)
+        # Scores are computed and read here, outside the step: computing them is no part of
+        # training and would be counted, and reading them makes the CPU wait for the GPU, which
+        # would leave a gap in the step that no step without a line has.
+        if index % print_freq == 0:
+            scores = imagenet.Scores.of(output.sums())
+            now = time.perf_counter()
+            pace = (now - since) / (index - printed)
+            say(f"Epoch [{trainer.epoch}][{index}/{total}]  Time {pace:.4f} s  {scores}")
+            printed, since = index, now
+        if limit is None and region.closed:
+            return
+
+
+def _validate(
+    trainer: "Trainer", batches: "Batches", steps: int | None, print_freq: int, say: Say
+) -> "Scores":
+    from roofprobe.imagenet import Scores
+
+    total = min(steps or len(batches), len(batches))
+
+    def watch(index: int, sums: "torch.Tensor") -> None:
+        if index % print_freq == 0:
+            say(f"Test [{index}/{total}]  {Scores.of(sums)}")
+
+    scores = trainer.evaluate(islice(batches, total), watch)
+    say(f"=> validated: {scores}")
+    return scores
+
+
+class _Region:
+    """The measured steps; ends, and saves, as soon as everything is measured or the run ends.
+
+    Attributes:
+        closed: True once it has ended; steps are then plain steps.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        options: "Options",
+        device: "torch.device",
+        ranks: "Ranks",
+        folder: Path,
+        say: Say,
+    ) -> None:
+        self.closed = False
+        self._folder = folder
+        self._say = say
+        self._rank = ranks.rank
+        self._save_image = args.save_image
+        self._result: roofprobe.Measurement | None = None
+        self._files: list[Path] = []
+        self._cuda = device.type == "cuda"
+        self._bracketed = False
+        # A CPU step is long and alike to the next: ResNet-18 at batch 256 takes 20 s on two cores.
+        warmup, timed = (5, 10) if self._cuda else (1, 2)
+        self._measure = roofprobe.measure(
+            f"{options.arch} batch {options.batch_size}",
+            metrics=args.metrics,
+            warmup=warmup if args.warmup is None else args.warmup,
+            timed=timed,
+            rounds=args.rounds,
+            device=device,
+            backend=args.backend,
+            workload=_workload(options, ranks),
+            progress=self._on_progress,
+        )
+
+    def __enter__(self) -> "_Region":
+        self._probe = self._measure.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self.closed:
+            self._close(kind, error, trace)
+        if error is not None and self._files:
+            print(f"{PROG}: what had been measured is in {self._files[0]}", file=sys.stderr)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Its body is one training step, measured while there is something left to measure."""
+        if self.closed:
+            yield
+            return
+        with self._probe.step():
+            yield
+        if self._probe.done:
+            self._close()
+
+    def give_up(self, error: CountersBusyError) -> None:
+        """Goes on without counters: under ncu or nsys they are not ours, and that is intended."""
+        self._close(type(error), error, error.__traceback__)
+        print(f"{PROG}: training goes on without counters: {error}", file=sys.stderr)
+
+    def report(self) -> None:
+        """Draws the plot, prints the table, and last the files written."""
+        if self._result is None:
+            return
+        from roofprobe import report
+
+        self._say("\n" + report.text(self._result))
+        try:
+            self._files.append(report.save_plot(self._result, self._folder / "roofline.png"))
+        except RoofprobeError as error:
+            self._say(f"no plot: {error}")
+        for path in self._files:
+            print(path, flush=True)
+
+    def _on_progress(self, event: "roofprobe.Progress") -> None:
+        if event.phase == "plan":
+            # From after the warm-up on, for ``ncu --profile-from-start off``.
+            if self._cuda:
+                import torch
+
+                torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+                self._bracketed = True
+            self._say(f"=> {event.message}")
+        elif event.phase == "pass":
+            self._say(f"=> pass {event.index} of {event.total}")
+        elif event.phase in _PHASES and event.index == 1:
+            steps = "1 step" if event.total == 1 else f"{event.total} steps"
+            self._say(f"=> {_PHASES[event.phase]}: {steps}")
+
+    def _close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.closed = True
+        if self._bracketed:
+            import torch
+
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+        try:
+            self._measure.__exit__(kind, error, trace)
+        finally:
+            self._save(interrupted=error is not None)
+
+    def _save(self, interrupted: bool) -> None:
+        try:
+            result = self._probe.result
+        except UsageError:  # it failed before there was anything to keep
+            return
+        if interrupted and result.timing is None and not result.rounds:
+            return
+        self._result = result
+        self._files.append(result.save(self._folder / "run.json"))
+        if self._save_image:
+            try:
+                self._files.append(self._probe.save_counter_data(self._folder / "run.counters"))
+            except UsageError as error:
+                self._say(f"no counter data: {error}")
+
+
+# -- Details ------------------------------------------------------------------------------
+
+
+def _torchrun(args: argparse.Namespace, environ: Mapping[str, str]) -> "Ranks | None":
+    """This process' place as torchrun set it; None without torchrun."""
+    from roofprobe.imagenet import Ranks
+
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        if args.gpu is not None:
+            raise UsageError("--gpu is not for torchrun, which gives every process its own GPU")
+        rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local = int(environ.get("LOCAL_RANK", rank))
+        return Ranks(rank, local, world, int(environ.get("LOCAL_WORLD_SIZE", world)))
+    if args.multiprocessing_distributed or args.rank is not None or args.world_size is not None:
+        raise UsageError(
+            "processes are started by torchrun: torchrun --nproc-per-node GPUS -m "
+            f"{PROG} ..., instead of --multiprocessing-distributed, --rank and --world-size"
+        )
+    return None
+
+
+def _device(index: int | None) -> "torch.device":
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return torch.device("cpu")
+    if (index or 0) >= count:
+        raise UsageError(f"there is no GPU {index}: PyTorch finds {count}, counted from 0")
+    torch.cuda.set_device(index or 0)
+    return torch.device("cuda", index or 0)
+
+
+def _options(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -> "Options":
+    """What this process trains; refuses what the device cannot do."""
+    from roofprobe.imagenet import Options
+
+    if device.type == "cpu":
+        if args.gpu is not None:
+            raise UsageError(f"--gpu {args.gpu}: PyTorch finds no GPU; leave it out for the CPU")
+        if args.amp == "fp16":
+            raise UsageError("--amp fp16 needs a GPU, because loss scaling does: use --amp bf16")
+        if args.backend == "cupti":
+            raise UsageError("--backend cupti needs an NVIDIA GPU: use --backend analytic")
+    share, rest = divmod(args.batch_size, ranks.local_world)
+    if rest or not share:
+        raise UsageError(
+            f"--batch-size {args.batch_size} cannot be shared by {ranks.local_world} processes: "
+            "use a multiple of that"
+        )
+    same = {field.name for field in dataclasses.fields(Options)} & vars(args).keys()
+    chosen = {name: getattr(args, name) for name in same}
+    workers = -(-args.workers // ranks.local_world)
+    return Options(**{**chosen, "batch_size": share, "workers": workers})
+
+
+def _join(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -> None:
+    import torch
+
+    backend = args.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
+    try:
+        torch.distributed.init_process_group(
+            backend, init_method=args.dist_url, rank=ranks.rank, world_size=ranks.world
+        )
+    except (ValueError, RuntimeError) as error:
+        raise RoofprobeError(
+            f"process {ranks.rank} could not join the others through {args.dist_url} with "
+            f"{backend}: {_sentence(error)}"
+        ) from None
+
+
+def _folders(args: argparse.Namespace, ranks: "Ranks") -> tuple[Path, Path]:
+    """The run's folder, and this process' own in it; they exist and can be written to."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = args.out or Path("runs", f"{args.arch}-b{args.batch_size}-{stamp}")
+    own = base
+    if ranks.world > 1:
+        import torch
+
+        # Clocks differ: the first process' time names the folder of all.
+        shared = [str(base)]
+        torch.distributed.broadcast_object_list(shared, src=0)
+        base = Path(shared[0])
+        own = base / f"rank{ranks.rank}"
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RoofprobeError(f"--out {own} cannot be made: {error.strerror}") from None
+    if not os.access(own, os.W_OK):
+        raise RoofprobeError(f"--out {own} cannot be written to")
+    return base, own
+
+
+def _workload(options: "Options", ranks: "Ranks") -> dict[str, str | int | float | bool | None]:
+    """The facts of a run that its record keeps."""
+    facts = dataclasses.asdict(options)
+    facts["data"] = options.data or "dummy"
+    return {**facts, "optimizer": "SGD", "rank": ranks.rank, "world_size": ranks.world}
+
+
+def _sentence(error: BaseException) -> str:
+    """An error's own sentence; from a loader process it comes as the end of a traceback."""
+    text = str(error).strip()
+    return re.sub(r"^[\w.]+: ", "", text.splitlines()[-1]) if "Traceback" in text else text
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())
