@@ -61,13 +61,14 @@ HostEvaluator::HostEvaluator(std::string chip, std::optional<AvailabilityImage> 
       object_(chip_, availability_) {}
 
 std::vector<std::string> HostEvaluator::metrics() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::string> names;
   for (const auto type :
        {CUPTI_METRIC_TYPE_COUNTER, CUPTI_METRIC_TYPE_RATIO, CUPTI_METRIC_TYPE_THROUGHPUT}) {
+    // CUPTI 13.0 appends to the object's list at every call instead of starting a new one.
+    const HostObject scratch(chip_, availability_);
     auto params = sized_params<CUpti_Profiler_Host_GetBaseMetrics_Params>(
         ROOFPROBE_SIZE_TO(CUpti_Profiler_Host_GetBaseMetrics_Params, numMetrics));
-    params.pHostObject = object_.get();
+    params.pHostObject = scratch.get();
     params.metricType = type;
     check(cupti().cuptiProfilerHostGetBaseMetrics(&params), "cuptiProfilerHostGetBaseMetrics");
     names.insert(names.end(), params.ppMetricNames, params.ppMetricNames + params.numMetrics);
@@ -76,10 +77,10 @@ std::vector<std::string> HostEvaluator::metrics() const {
 }
 
 std::vector<std::string> HostEvaluator::submetrics(const std::string& metric) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const HostObject scratch(chip_, availability_);  // as above
   auto params = sized_params<CUpti_Profiler_Host_GetSubMetrics_Params>(
       ROOFPROBE_SIZE_TO(CUpti_Profiler_Host_GetSubMetrics_Params, ppSubMetrics));
-  params.pHostObject = object_.get();
+  params.pHostObject = scratch.get();
   params.metricType = CUPTI_METRIC_TYPE_COUNTER;
   params.pMetricName = metric.c_str();
   check(cupti().cuptiProfilerHostGetSubMetrics(&params), "cuptiProfilerHostGetSubMetrics");

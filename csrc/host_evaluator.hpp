@@ -2,8 +2,8 @@
 //
 // Lifecycle:
 //   1. HostEvaluator(chip, availability) makes one CUPTI host object.
-//   2. metrics(), describe() ask it what exists; schedule() turns metric names into a config
-//      image (in a host object of its own, because added metrics cannot be taken back).
+//   2. describe() asks it; metrics(), submetrics() and schedule() use a host object of their own
+//      each, because CUPTI's lists and added metrics stay in the object and pile up.
 //   3. range_names() and evaluate() read a counter-data image.
 //   4. The destructor frees the host object.
 #pragma once

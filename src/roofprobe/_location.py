@@ -34,8 +34,8 @@ def find_libcupti() -> Path:
         raise CuptiLibraryError(
             "this process has loaded more than one libcupti ("
             + ", ".join(map(str, mapped))
-            + "), which break each other: take the CUDA toolkit's folder off LD_LIBRARY_PATH "
-            "so that PyTorch's own copy is the only one"
+            + "), which break each other: uninstall the nvidia-cuda-cupti package that PyTorch was "
+            "not built for, and take CUDA toolkits off LD_LIBRARY_PATH"
         )
     if mapped:
         return mapped[0]

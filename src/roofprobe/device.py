@@ -53,7 +53,7 @@ class DeviceSpec:
 # Reported over printed size. Above: memory is built in GiB and printed as GB, and no card holds
 # more than that. Below: ECC kept in the memory itself takes 1/16 of GDDR, and drivers keep up to
 # 3% for themselves: 1.0737 * 15/16 * 0.97 = 0.976. Seen in public output of torch's device
-# properties (2026-11): T4 0.979 to 0.990, A10G 0.987, L40S 0.996, A100 40 GB 1.057,
+# properties (2026-11): T4 0.978 to 0.990, A10G 0.987, L40S 0.996, A100 40 GB 1.057,
 # H100 SXM 1.063, H200 1.065.
 _REPORTED_SIZE: Final = (0.97, 2**30 / 1e9)
 

@@ -11,6 +11,7 @@ import pickle
 import random
 import re
 import shutil
+import struct
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -88,6 +89,11 @@ class Options:
     channels_last: bool = False
     compile: bool = False
 
+    @property
+    def layout(self) -> torch.memory_format:
+        """Memory layout of the weights and images."""
+        return torch.channels_last if self.channels_last else torch.preserve_format
+
 
 def configure(options: Options) -> None:
     """Seeds the generators and sets the precision of this process."""
@@ -153,7 +159,8 @@ class FakeBatches:
         # Processes of one run see different images, as they would with real ones.
         generator = torch.Generator().manual_seed((options.seed or 0) + ranks.rank)
         shape = (min(options.batch_size, images), 3, size, size)
-        self._images = torch.randn(shape, generator=generator).to(device)
+        made = torch.randn(shape, generator=generator)
+        self._images = made.to(device, memory_format=options.layout)
         self._targets = torch.randint(CLASSES, shape[:1], generator=generator).to(device)
         self._count = images
 
@@ -303,10 +310,9 @@ class Trainer:
         self.best_acc1 = 0.0
         self._device = device
         self._distributed = ranks.world > 1
-        self._layout = torch.channels_last if options.channels_last else torch.preserve_format
         # The model itself has the keys of a checkpoint; ``model`` may be wrapped for DDP.
         self._plain = build_model(options.arch, options.pretrained)
-        self._plain.to(device=device).to(memory_format=self._layout)
+        self._plain.to(device=device).to(memory_format=options.layout)
         self.image_size = image_size(options.arch, self._plain)
         self.optimizer = torch.optim.SGD(
             self._plain.parameters(),
@@ -422,7 +428,7 @@ class Trainer:
             ) from None
 
     def _forward(self, model: nn.Module, images: Tensor, targets: Tensor) -> Output:
-        images = images.to(self._device, non_blocking=True, memory_format=self._layout)
+        images = images.to(self._device, non_blocking=True, memory_format=self.options.layout)
         targets = targets.to(self._device, non_blocking=True)
         amp = self.options.amp
         with torch.autocast(self._device.type, AMP.get(amp or ""), enabled=amp is not None):
@@ -436,6 +442,19 @@ class Trainer:
         return Output(loss, logits, targets)
 
 
+# What torch.load raises on truncated and altered files (found by altering some thousands).
+_DAMAGE: Final = (
+    pickle.UnpicklingError,
+    struct.error,
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 def _read_checkpoint(path: str, device: torch.device) -> dict[str, Any]:
     try:
         # Tensors and plain values only: a checkpoint is data from elsewhere and must run no code.
@@ -444,7 +463,7 @@ def _read_checkpoint(path: str, device: torch.device) -> dict[str, Any]:
         raise UsageError(f"there is no checkpoint {path}") from None
     except OSError as error:
         raise RoofprobeError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError):
+    except _DAMAGE:
         raise RoofprobeError(f"{path} is not a PyTorch checkpoint, or is damaged") from None
     needed = {"epoch", "arch", "state_dict", "best_acc1", "optimizer"}
     missing = sorted(needed - (checkpoint.keys() if isinstance(checkpoint, dict) else set()))

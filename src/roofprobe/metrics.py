@@ -154,12 +154,27 @@ class Family:
 
 
 _AMPERE_TENSOR: Final = _tensor(
+    bf16_dst_fp32="bf16",
     fp16_dst_fp16="fp16",
     fp16_dst_fp32="fp16",
-    bf16_dst_fp32="bf16",
     tf32_dst_fp32="tf32",
     fp64="fp64",
     int8="int8",
+)
+
+_BLACKWELL_TENSOR: Final = _tensor(
+    bf16_dst_fp32="bf16",
+    fp16_dst_fp16="fp16",
+    fp16_dst_fp32="fp16",
+    tf32_dst_fp32="tf32",
+    fp4_dst_fp32="fp4",
+    fp64="fp64",
+    int8="int8",
+)
+# Some chips count the formats of at most 8 bits as one, others keep fp8 apart.
+_LUMPED_FP8: Final = _tensor(fp4_fp6_fp8_dst_fp16="fp8", fp4_fp6_fp8_dst_fp32="fp8")
+_SEPARATE_FP8: Final = _tensor(
+    fp8_dst_fp16="fp8", fp8_dst_fp32="fp8", fp4_fp6_dst_fp16="fp6", fp4_fp6_dst_fp32="fp6"
 )
 
 FAMILIES: Final[tuple[Family, ...]] = (
@@ -167,9 +182,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     # Turing's tensor cores take fp16 and integers only, so the lumped counter is fp16.
     Family(
         "Turing",
-        ("TU102", "TU104", "TU106", "TU116", "TU117"),
+        ("TU102", "TU104", "TU106"),
         _tensor(fp16_dst_fp16="fp16", fp16_bf16_tf32_dst_fp32="fp16", int8="int8"),
     ),
+    Family("Turing without tensor cores", ("TU116", "TU117"), ()),
     Family("Ampere", ("GA100", "GA102", "GA103", "GA104", "GA106", "GA107"), _AMPERE_TENSOR),
     Family("Ampere (integrated)", ("GA10B",), _AMPERE_TENSOR, dram=(), sectors=()),
     Family(
@@ -191,38 +207,36 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         "Blackwell (data centre)",
-        ("GB100", "GB102", "GB110"),
-        _tensor(
-            fp16_dst_fp16="fp16",
-            fp16_dst_fp32="fp16",
-            bf16_dst_fp32="bf16",
-            tf32_dst_fp32="tf32",
-            fp4_fp6_fp8_dst_fp16="fp8",
-            fp4_fp6_fp8_dst_fp32="fp8",
-            fp4_dst_fp32="fp4",
-            fp64="fp64",
-            int8="int8",
-        ),
+        ("GB100", "GB102"),
+        _BLACKWELL_TENSOR + _LUMPED_FP8,
+        sass=SASS + _SASS_PACKED,
+    ),
+    Family(
+        "Blackwell Ultra (data centre)",
+        ("GB110",),
+        _BLACKWELL_TENSOR + _SEPARATE_FP8,
         sass=SASS + _SASS_PACKED,
     ),
     Family(
         "Blackwell (consumer and workstation)",
         ("GB202", "GB203", "GB205", "GB206", "GB207"),
-        _tensor(
-            fp16_dst_fp16="fp16",
-            fp16_dst_fp32="fp16",
-            bf16_dst_fp32="bf16",
-            tf32_dst_fp32="tf32",
-            fp8_dst_fp16="fp8",
-            fp8_dst_fp32="fp8",
-            fp4_fp6_dst_fp16="fp6",
-            fp4_fp6_dst_fp32="fp6",
-            fp4_dst_fp32="fp4",
-            fp64="fp64",
-            int8="int8",
-        ),
+        _BLACKWELL_TENSOR + _SEPARATE_FP8,
         dram=_DRAM_OP,
         sectors=_STUDY_SECTORS_OP,
+    ),
+    Family(
+        "Blackwell (integrated)",
+        ("GB10B",),
+        _BLACKWELL_TENSOR + _LUMPED_FP8,
+        dram=(),
+        sectors=(),
+    ),
+    Family(
+        "Blackwell (integrated, consumer)",
+        ("GB20B",),
+        _BLACKWELL_TENSOR + _SEPARATE_FP8,
+        dram=(),
+        sectors=(),
     ),
 )
 
@@ -271,7 +285,7 @@ def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[
             _STUDY_FP16,
             *SASS_FP32,
             *family.sectors,
-            _STUDY_DRAM_TOTAL,
+            *((_STUDY_DRAM_TOTAL,) if family.sectors else ()),
             _TIME,
         ),
         "fp32": (*memory, _TIME, *SASS_FP32),

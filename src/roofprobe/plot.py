@@ -6,6 +6,7 @@ Labels look for a free place when they are drawn, at the size that the Axes has 
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -30,13 +31,14 @@ from roofprobe.units import number, si
 FORMATS: Final = ("png", "svg", "pdf")
 
 # Sizes in points, for a picture that is printed at its own width: the text width of an A4 page.
-_TITLE, _TEXT, _LABEL, _CAPTION = 10.0, 8.5, 8.0, 7.0
+_TITLE, _TEXT, _LABEL, _CAPTION = 10.0, 8.5, 7.5, 7.0
 _WIDTH, _AXES_HEIGHT = 468.0, 260.0
-_LEFT, _RIGHT, _ABOVE, _BELOW = 84.0, 10.0, 8.0, 36.0  # around the Axes, without title and caption
-_LINE = 1.3  # line spacing over font size
+_LEFT, _RIGHT, _ABOVE, _BELOW = 84.0, 18.0, 8.0, 36.0  # around the Axes, without title and caption
+_SPACING = 1.3  # of lines, over font size
 _MARKER = 6.0
 _GAP = 2.5  # between a label and what it labels
 _CLEAR = _MARKER / 2 + _GAP
+_PLATEAU = 0.42  # of the width: where flat roofs carry their labels, right of the last ridge
 _LEADS = (14.0, 22.0, 32.0, 44.0, 60.0, 80.0)  # how far off a label may go, at the end of a line
 
 # Hues of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/,
@@ -46,10 +48,12 @@ _DASHES: Final = {"measured": "-", "datasheet": "--", "given": ":"}
 _MARKERS: Final = {"dram": "o", "l2": "s", "l1": "^"}
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
+_Line = tuple[tuple[float, float], tuple[float, float]]  # ends, in data
+
 # From this many points on, labels are numbers with a key under the Axes.
 _NUMBERED_FROM = 7
-_NAMES_LISTED = 12
-_LABEL_LENGTH = 48
+_NAMES_LISTED = 12  # for each reason
+_LABEL_LENGTH = 48  # characters
 
 
 def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
@@ -76,35 +80,35 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
         artists.append(_draw_point(ax, point, hollow=above_roof(point, roofline) is not None))
         centre = layout.at(point.intensity, point.flop_per_s)
         layout.occupy(_chain(centre, centre, _MARKER / 2 + 1), _Layout.SOLID)
-    for text, style, line in roofs:
-        artists.append(_label_roof(ax, layout, text, style["color"], line))
-    for index, (point, name) in enumerate(
-        zip(roofline.points, _names(roofline.points), strict=True), 1
-    ):
-        text = _short(name) if len(roofline.points) < _NUMBERED_FROM else str(index)
-        artists.append(_label_point(ax, layout, text, point))
+    labels = [_roof_label(layout, text, style["color"], line) for text, style, line in roofs]
+    artists += _write(ax, layout, labels)
+    texts = [_short(name) for name in _names(roofline.points)]
+    if len(texts) >= _NUMBERED_FROM:
+        texts = [str(index) for index in range(1, len(texts) + 1)]
+    labels = [
+        _point_label(layout, text, point)
+        for text, point in zip(texts, roofline.points, strict=True)
+    ]
+    artists += _write(ax, layout, labels)
 
-    if not roofline.points:  # said below all roofs
-        note = ax.text(0.98, 0.03, "no point to draw", transform=ax.transAxes, ha="right")
-        note.set_fontsize(_TEXT)
-        artists.append(note)
-    lines = _caption(roofline, layout.size[0])
-    artists.append(
-        ax.annotate(
-            "\n".join(lines),
-            (0, 0),
-            (0, -_BELOW),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            va="top",
-            size=_CAPTION,
-            linespacing=_LINE,
-            color="#333333",
-            parse_math=False,
-            annotation_clip=False,
-        )
+    if not roofline.points:  # in the corner that lies below all roofs
+        said = ax.text(0.98, 0.03, "no point to draw", transform=ax.transAxes, ha="right")
+        said.set_fontsize(_TEXT)
+        artists.append(said)
+    caption = ax.annotate(
+        "\n".join(_caption(roofline, layout.size[0])),
+        (0, 0),
+        (0, -_BELOW),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        va="top",
+        size=_CAPTION,
+        linespacing=_SPACING,
+        color="#333333",
+        parse_math=False,
+        annotation_clip=False,
     )
-    return artists
+    return [*artists, caption]
 
 
 def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
@@ -127,8 +131,8 @@ def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
         )
     with matplotlib.style.context(["default", {"svg.hashsalt": "roofprobe"}]):
         width = _WIDTH - _LEFT - _RIGHT
-        above = _ABOVE + _TITLE * _LINE * len(_wrap(roofline.title, _TITLE, width))
-        below = _BELOW + _CAPTION * _LINE * len(_caption(roofline, width)) + _ABOVE
+        above = _ABOVE + _TITLE * _SPACING * len(_wrap(roofline.title, _TITLE, width))
+        below = _BELOW + _CAPTION * _SPACING * len(_caption(roofline, width)) + _ABOVE
         height = below + _AXES_HEIGHT + above
         figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=200)
         FigureCanvasAgg(figure)
@@ -140,21 +144,22 @@ def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
     return write_whole(target, picture.getvalue())
 
 
-_Line = tuple[tuple[float, float], tuple[float, float]]
-
-
 def _limits(roofline: Roofline) -> tuple[tuple[float, float], tuple[float, float]]:
     """Limits that hold every point, every ridge and a stretch of every roof; always finite."""
     peaks = [c.value for c in roofline.ceilings if c.kind == "flop"]
     bandwidths = [c.value for c in roofline.ceilings if c.kind == "byte"]
-    xs = [point.intensity for point in roofline.points]
-    xs += [ridge(peak, bandwidth) for peak in peaks for bandwidth in bandwidths]
-    x = (min(xs) / 6, max(xs) * 30) if xs else (0.01, 1000.0)
+    at = [point.intensity for point in roofline.points]
+    ridges = [ridge(peak, bandwidth) for peak in peaks for bandwidth in bandwidths]
+    x = (0.03, 300.0)
+    if at or ridges:
+        low = min(at + ridges) / 6
+        plateau = low * (max(ridges, default=low) / low) ** (1 / (1 - _PLATEAU))
+        x = low, max(plateau, 6 * max(at + ridges))
     ys = [point.flop_per_s for point in roofline.points] + peaks
     ys += [bandwidth * x[0] for bandwidth in bandwidths]
     if not peaks:
         ys += [bandwidth * x[1] for bandwidth in bandwidths]
-    return x, (min(ys) / 3, max(ys) * 4) if ys else (1e9, 1e15)
+    return x, (min(ys) / 3, max(ys) * 4) if ys else (3e9, 3e14)
 
 
 def _decorate(ax: Axes, roofline: Roofline) -> None:
@@ -164,7 +169,7 @@ def _decorate(ax: Axes, roofline: Roofline) -> None:
     ax.set_ylabel("Attained performance (FLOP/s)", size=_TEXT)
     width = ax.bbox.width * 72 / ax.figure.dpi
     title = "\n".join(_wrap(roofline.title, _TITLE, width))
-    ax.set_title(title, loc="left", size=_TITLE, linespacing=_LINE, parse_math=False)
+    ax.set_title(title, loc="left", size=_TITLE, linespacing=_SPACING, parse_math=False)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "FLOP/s")))
     for axis in (ax.xaxis, ax.yaxis):
@@ -193,15 +198,17 @@ def _roofs(
     merged: dict[tuple[str, str | None, str, float], list[Ceiling]] = {}
     for c in sorted(roofline.ceilings, key=lambda c: (c.kind, -c.value)):
         merged.setdefault((c.kind, c.level, c.source, c.value), []).append(c)
-    paths = dict.fromkeys(c.path or c.name for c in roofline.ceilings if c.kind == "flop")
+    # A path keeps its colour in all its roofs; the line's dashes tell their sources apart.
+    paths = [c.path or c.name for c in roofline.ceilings if c.kind == "flop"]
+    paths = list(dict.fromkeys(paths))
     for (kind, _, source, value), ceilings in merged.items():
         names = _short(", ".join(c.name for c in ceilings))
         line: _Line
         if kind == "flop":
             start = value / highest["byte"] if highest["byte"] else x[0]
             line = (start, value), (x[1], value)
-            order = 1 + list(paths).index(ceilings[0].path or ceilings[0].name)
-            unit, colour = "FLOP/s", _COLOURS[1 + (order - 1) % (len(_COLOURS) - 1)]
+            order = paths.index(ceilings[0].path or ceilings[0].name)
+            unit, colour = "FLOP/s", _COLOURS[1 + order % (len(_COLOURS) - 1)]
         else:
             end = highest["flop"] / value if highest["flop"] else x[1]
             line = (x[0], value * x[0]), (end, value * end)
@@ -245,6 +252,20 @@ class _Place(NamedTuple):
     angle: float = 0.0
     corner: NDArray[np.float64] | None = None
 
+    @property
+    def length(self) -> float:
+        """Length of the line to the text, 0 without."""
+        return 0.0 if self.corner is None else math.dist(self.spot, self.corner)
+
+
+class _Label(NamedTuple):
+    """A text and the places where it could go, those with the shortest lines first."""
+
+    text: str
+    width: float
+    colour: str
+    places: Sequence[_Place]
+
 
 def _beside(
     width: float, spot: NDArray[np.float64], towards: NDArray[np.float64], distance: float
@@ -255,8 +276,8 @@ def _beside(
     return _Place(spot, centre, corner=corner if distance > _CLEAR else None)
 
 
-def _label_roof(ax: Axes, layout: "_Layout", text: str, colour: str, line: _Line) -> Artist:
-    """Writes along the roof: a flat one from its right end on, a slanted one from its left end."""
+def _roof_label(layout: "_Layout", text: str, colour: str, line: _Line) -> _Label:
+    """Along the roof: a flat one from its right end on, a slanted one from its left end."""
     start, end = (layout.at(*position) for position in line)
     length = math.dist(start, end)
     along = (end - start) / length
@@ -265,57 +286,64 @@ def _label_roof(ax: Axes, layout: "_Layout", text: str, colour: str, line: _Line
     flat = line[0][1] == line[1][1]
     first, along = (end, -along) if flat else (start, along)
     width = _width(text, _LABEL)
-    places = []
     nearest = width / 2 + _GAP
+    places = []
     for shift in np.arange(nearest, max(length - width / 2, nearest + 1), 6.0):
         spot = first + along * shift
         off = up * (_LABEL / 2 + _GAP)
         places += [_Place(spot, spot + off, angle), _Place(spot, spot - off, angle)]
     for distance in _LEADS:
-        for shift in np.arange(_LABEL, length, 2 * _LABEL):
+        for shift in np.linspace(_GAP, length - _GAP, 2 + int(length / _LABEL)):
             spot = first + along * shift
             places += [_beside(width, spot, side, distance) for side in (up, -up)]
-    return _write(ax, layout, text, width, places, colour)
+    return _Label(text, width, colour, places)
 
 
-def _label_point(ax: Axes, layout: "_Layout", text: str, point: Point) -> Artist:
-    """Writes beside the point, or farther off with a line to it where there is no room."""
+def _point_label(layout: "_Layout", text: str, point: Point) -> _Label:
+    """Beside the point, or farther off with a line to it."""
     spot = layout.at(point.intensity, point.flop_per_s)
     width = _width(text, _LABEL)
-    angles = [math.radians(degrees) for degrees in (0, 180, 45, -45, 135, -135, 90, -90)]
+    degrees_around = (0, 180, 45, -45, 135, -135, 90, -90, 22, -22, 158, -158, 67, -67, 113, -113)
+    angles = [math.radians(degrees) for degrees in degrees_around]
     places = [
         _beside(width, spot, np.array((math.cos(angle), math.sin(angle))), distance)
         for distance in (_CLEAR, *_LEADS)
         for angle in angles
     ]
-    return _write(ax, layout, text, width, places, "black")
+    return _Label(text, width, "black", places)
 
 
-def _write(
-    ax: Axes, layout: "_Layout", text: str, width: float, places: Sequence[_Place], colour: str
-) -> Artist:
-    """Writes text on the freest of the places; it moves with the spot that it labels."""
-    cells = [_cells(width, place) for place in places]
-    best = layout.freest(cells)
-    layout.occupy(cells[best], _Layout.SOLID)
-    spot, centre, angle, corner = places[best]
+def _write(ax: Axes, layout: "_Layout", labels: Sequence[_Label]) -> list[Artist]:
+    """Writes each label on its freest place, those that find one easily first."""
+    easiest = sorted(range(len(labels)), key=lambda index: layout.freest(labels[index])[0])
+    artists = {}
+    for index in easiest:
+        label = labels[index]
+        _, place = layout.freest(label)
+        layout.occupy(_cells(label, place), _Layout.SOLID)
+        artists[index] = _write_at(ax, label, place, layout.data(place.spot))
+    return [artists[index] for index in range(len(labels))]
+
+
+def _write_at(ax: Axes, label: _Label, place: _Place, anchor: tuple[float, float]) -> Artist:
+    """Writes a label; it moves with its anchor, the data position that it labels."""
     lead: dict[str, Any] | None = None
-    if corner is not None:
-        # relpos: the point of the text, in fractions of its box, that the line goes to.
-        to = tuple(0.5 - np.sign(np.round(centre - corner, 6)) / 2)
-        lead = {"arrowstyle": "-", "linewidth": 0.7, "color": colour, "relpos": to}
+    if place.corner is not None:
+        # relpos: where the line meets the text, in fractions of the text's box.
+        to = tuple(0.5 - np.sign(np.round(place.centre - place.corner, 6)) / 2)
+        lead = {"arrowstyle": "-", "linewidth": 0.7, "color": label.colour, "relpos": to}
         lead |= {"shrinkA": 0, "shrinkB": 0}
     return ax.annotate(
-        text,
-        layout.data(spot),
-        tuple(centre - spot),
+        label.text,
+        anchor,
+        tuple(place.centre - place.spot),
         textcoords="offset points",
         arrowprops=lead,
         ha="center",
         va="center",
-        rotation=angle,
+        rotation=place.angle,
         size=_LABEL,
-        color=colour,
+        color=label.colour,
         parse_math=False,
         annotation_clip=False,
         zorder=5,
@@ -327,11 +355,13 @@ class _Layout:
     """What is taken on an Axes, as discs, in points from its lower left corner.
 
     Lines, markers and rotated text all become chains of discs, so that one comparison serves all.
+    The weights say what covering a disc costs.
     """
 
+    OUTSIDE: Final = 10000.0  # nothing is ever cut off
     SOLID: Final = 100.0  # labels and markers must stay legible
     LINE: Final = 1.0  # a roof may run behind a label where nothing else is free
-    OUTSIDE: Final = 10000.0
+    LEAD: Final = 0.05  # each point of length of a line that leads to a label
 
     def __init__(self, ax: Axes) -> None:
         self._ax = ax
@@ -354,20 +384,22 @@ class _Layout:
         """Takes the discs (rows of x, y, radius); ``weight`` is what covering one costs."""
         self._discs = np.vstack((self._discs, np.insert(cells, 3, weight, axis=1)))
 
-    def freest(self, places: Sequence[NDArray[np.float64]]) -> int:
-        """Index of the cheapest place, the first of equals."""
-        best, lowest = 0, math.inf
-        for index, cells in enumerate(places):
-            cost = self._cost(cells)
-            if cost < lowest:
-                best, lowest = index, cost
-            if cost == 0:
+    def freest(self, label: _Label) -> tuple[float, _Place]:
+        """Cost and position of a label's cheapest place, the first of equals."""
+        lowest, best = math.inf, label.places[0]
+        for place in label.places:
+            detour = self.LEAD * place.length
+            if detour >= lowest:
                 break
-        return best
+            cost = detour + self._covered(_cells(label, place))
+            if cost < lowest:
+                lowest, best = cost, place
+        return lowest, best
 
-    def _cost(self, cells: NDArray[np.float64]) -> float:
+    def _covered(self, cells: NDArray[np.float64]) -> float:
         centres, radius = cells[:, :2], cells[:, 2:]
-        outside = (centres < radius).any(axis=1) | (centres > self.size - radius).any(axis=1)
+        margin = radius + _GAP
+        outside = (centres < margin).any(axis=1) | (centres > self.size - margin).any(axis=1)
         away = np.hypot(*(centres[:, None] - self._discs[None, :, :2]).transpose(2, 0, 1))
         covered = (away < radius + self._discs[:, 2]) * self._discs[:, 3]
         return float(outside.sum() * self.OUTSIDE + covered.sum())
@@ -381,10 +413,10 @@ def _chain(
     return np.insert(np.linspace(start, end, count), 2, radius, axis=1)
 
 
-def _cells(width: float, place: _Place) -> NDArray[np.float64]:
+def _cells(label: _Label, place: _Place) -> NDArray[np.float64]:
     """Discs that cover a label at a place, and its line."""
     angle = math.radians(place.angle)
-    reach = max(width - _LABEL, 0) / 2 * np.array((math.cos(angle), math.sin(angle)))
+    reach = max(label.width - _LABEL, 0) / 2 * np.array((math.cos(angle), math.sin(angle)))
     cells = _chain(place.centre - reach, place.centre + reach, _LABEL / 2)
     if place.corner is None:
         return cells
@@ -417,7 +449,7 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         sources = _by_last(zip(names, (p.source for p in points), strict=True), brief=True)
         paragraphs.append(f"Counted by {sources}. One FMA is two FLOP.")
     for source in _DASHES:
-        details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source]
+        details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source and c.detail]
         if details:
             paragraphs.append(f"{source.capitalize()} roofs: {_by_last(details, brief=True)}")
     return [line for text in paragraphs for line in _wrap(text, _CAPTION, width)]
@@ -463,7 +495,7 @@ def _width(text: str, size: float) -> float:
 def _wrap(text: str, size: float, width: float) -> list[str]:
     """Breaks text into lines that fit; a word that does not fit by itself is broken anywhere."""
     lines = [""]
-    for word in " ".join(text.split("\n")).split(" "):
+    for word in re.split(r"[ \t\r\n]+", text):  # not at a no-break space
         longer = f"{lines[-1]} {word}".lstrip()
         if _width(longer, size) <= width:
             lines[-1] = longer

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from roofprobe.derive import Figure, Figures, figures
 from roofprobe.record import Measurement
@@ -46,8 +47,8 @@ def text(record: Measurement, *, width: int = 100) -> str:
         width: Columns.
     """
     derived = figures(record)
-    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
-    table = Table(title=_title(record), title_justify="left", show_edge=False, pad_edge=False)
+    console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
+    table = Table(title=Text(_title(record)), title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("per step", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("spread", justify="right", no_wrap=True)

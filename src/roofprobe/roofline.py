@@ -126,8 +126,8 @@ def mixed_peak(
 ) -> float | None:
     """The peak of work that uses several FLOP paths one after another, FLOP/s.
 
-    Total FLOP over the sum of each path's least time, FLOP_i / peak_i. Paths that overlap in time
-    can exceed it, up to the highest of their peaks together.
+    Total FLOP over the sum of each path's least time, FLOP_i / peak_i. Work whose paths overlap
+    in time can exceed it.
 
     Args:
         flop_by_path: FLOP path -> FLOP; None where it was not measured.

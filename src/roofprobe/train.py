@@ -167,12 +167,12 @@ def _run(args: argparse.Namespace) -> None:
         _join(args, ranks, device)
     say = _say if ranks.rank == 0 else _silent
     imagenet.configure(options)
-    trainer = imagenet.Trainer(options, device, ranks)
-    trainer.epoch = args.start_epoch
-    if args.resume is not None:
-        trainer.restore(args.resume)
-        say(f"=> {args.resume}: going on from epoch {trainer.epoch}")
     try:
+        trainer = imagenet.Trainer(options, device, ranks)
+        trainer.epoch = args.start_epoch
+        if args.resume is not None:
+            trainer.restore(args.resume)
+            say(f"=> {args.resume}: going on from epoch {trainer.epoch}")
         if args.evaluate:
             batches = imagenet.val_batches(options, trainer.image_size, device, ranks)
             _validate(trainer, batches, args.steps, args.print_freq, say)
@@ -249,7 +249,7 @@ def _train_epoch(
         # Scores are computed and read here, outside the step: computing them is no part of
         # training and would be counted, and reading them makes the CPU wait for the GPU, which
         # would leave a gap in the step that no step without a line has.
-        if index % print_freq == 0:
+        if index % print_freq == 0 and not region.tracing:
             scores = imagenet.Scores.of(output.sums())
             now = time.perf_counter()
             pace = (now - since) / (index - printed)
@@ -280,6 +280,7 @@ class _Region:
 
     Attributes:
         closed: True once it has ended; steps are then plain steps.
+        tracing: True while kernels between the steps are recorded, too.
     """
 
     def __init__(
@@ -292,6 +293,7 @@ class _Region:
         say: Say,
     ) -> None:
         self.closed = False
+        self.tracing = False
         self._folder = folder
         self._say = say
         self._rank = ranks.rank
@@ -360,6 +362,7 @@ class _Region:
             print(path, flush=True)
 
     def _on_progress(self, event: "roofprobe.Progress") -> None:
+        self.tracing = event.phase == "kernels"
         if event.phase == "plan":
             # From after the warm-up on, for ``ncu --profile-from-start off``.
             if self._cuda:

@@ -1,0 +1,144 @@
+"""CUPTI's host side through the extension, with no GPU and no driver."""
+
+import threading
+
+import pytest
+
+from roofprobe import _native, metrics
+from roofprobe.counters import cupti
+from roofprobe.errors import CuptiLibraryError, UnsupportedDeviceError
+
+CHIPS = ("GV100", "TU104", "GA100", "GA102", "AD102", "GH100", "GB100", "GB202")
+
+# Passes of each set, its coverage counters included: the fewest that any order of the names gave
+# (400 random orders each, CUPTI 13.0.85).
+PASSES = {
+    "GV100": {"study": 3, "fp32": 4, "memory": 1, "full": 4},
+    "TU104": {"study": 2, "fp32": 2, "memory": 1, "full": 3},
+    "GA100": {"study": 2, "fp32": 2, "memory": 1, "full": 7},
+    "GA102": {"study": 2, "fp32": 2, "memory": 1, "full": 7},
+    "AD102": {"study": 2, "fp32": 2, "memory": 1, "full": 8},
+    "GH100": {"study": 2, "fp32": 2, "memory": 1, "full": 7},
+    "GB100": {"study": 2, "fp32": 2, "memory": 1, "full": 8},
+    "GB202": {"study": 2, "fp32": 2, "memory": 1, "full": 11},
+}
+
+
+def test_every_chip_of_the_table_is_known_to_cupti():
+    known = set(cupti.supported_chips())
+    assert len(known) >= 30
+    assert {chip for family in metrics.FAMILIES for chip in family.chips} <= known
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("name", metrics.SET_NAMES)
+def test_every_name_of_every_set_exists_and_schedules(chip, name):
+    names = metrics.with_coverage(metrics.metric_set(name, chip))
+    plan, kept, unavailable = cupti.schedule(cupti.evaluator(chip), names)
+    assert unavailable == {}
+    assert list(kept) == names
+    assert plan.passes == PASSES[chip][name]
+
+
+@pytest.mark.parametrize(
+    "chip", [chip for family in metrics.FAMILIES for chip in family.chips if chip not in CHIPS]
+)
+def test_the_other_chips_of_a_family_have_its_names(chip):
+    _, _, unavailable = cupti.schedule(cupti.evaluator(chip), metrics.metric_set("full", chip))
+    assert unavailable == {}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_tensor_metrics_without_a_type_are_only_those_left_out_on_purpose(chip):
+    """A new CUPTI that counts a new source type must not go unnoticed."""
+    known = {row.name.partition(".")[0] for row in metrics.TABLE.values()}
+    offered = {
+        name
+        for name in cupti.evaluator(chip).metrics()
+        if name.startswith("sm__ops_path_tensor_src_")
+        and "sparsity" not in name
+        and not name.endswith("_realtime")
+    }
+    left_out = {name.removeprefix("sm__ops_path_tensor_src_") for name in offered - known}
+    assert left_out <= {"int1", "int4"}
+
+
+def test_units_are_what_the_table_takes_them_for():
+    host = cupti.evaluator("GH100")
+    for row in metrics.rows(metrics.metric_set("full", "GH100")):
+        unit = host.describe(row.name).unit
+        expected = {"byte": "byte", "second": "nanosecond", "op": "math_op"}.get(row.kind)
+        if row.kind == "flop":
+            expected = "math_op" if row.path.startswith("tensor") else "instruction"
+        assert unit == (expected or unit), row.name
+
+
+def test_one_bad_name_drops_out_by_itself():
+    host = cupti.evaluator("GH100")
+    names = ["dram__bytes_read.sum", "dram__nonsense.sum", "lts__t_bytes.sum", "no roll-up"]
+    plan, kept, unavailable = cupti.schedule(host, names)
+    assert kept == ("dram__bytes_read.sum", "lts__t_bytes.sum")
+    assert set(unavailable) == {"dram__nonsense.sum", "no roll-up"}
+    assert "does not exist on chip GH100" in unavailable["dram__nonsense.sum"]
+    assert plan.passes == 1
+
+
+def test_dram_names_of_another_generation_drop_out():
+    _, kept, unavailable = cupti.schedule(cupti.evaluator("GB202"), ["dram__sectors_read.sum"])
+    assert kept == ()
+    assert "GB202" in unavailable["dram__sectors_read.sum"]
+
+
+def test_repeated_names_are_counted_once():
+    _, kept, _ = cupti.schedule(cupti.evaluator("GH100"), ["lts__t_bytes.sum"] * 3)
+    assert kept == ("lts__t_bytes.sum",)
+
+
+def test_unknown_and_refused_chips_say_so():
+    with pytest.raises(UnsupportedDeviceError, match="newer libcupti"):
+        cupti.evaluator("XX999")
+    with pytest.raises(UnsupportedDeviceError, match="no range profiler"):
+        cupti.evaluator("GV11B")
+
+
+def test_status_codes_become_exceptions_with_call_code_and_name():
+    with pytest.raises(_native.CuptiError) as caught:
+        _native.raise_status(35)
+    assert caught.value.call == "raise_status"
+    assert caught.value.code == 35
+    assert caught.value.name == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+    _native.raise_status(0)
+
+
+def test_a_second_libcupti_is_refused(tmp_path):
+    cupti.load()
+    with pytest.raises(_native.LibraryError, match="already loaded"):
+        _native.load_cupti(str(tmp_path / "libcupti.so.12"))
+
+
+def test_evaluators_may_be_shared_by_threads():
+    host = cupti.evaluator("GH100")
+    names = metrics.metric_set("full", "GH100")
+    found = []
+
+    def ask():
+        for _ in range(20):
+            found.append((host.schedule(list(names)).passes, len(host.metrics())))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 160
+    assert len(set(found)) == 1
+
+
+def test_loading_needs_a_libcupti(monkeypatch):
+    def absent():
+        raise _native.LibraryError("not loaded")
+
+    monkeypatch.setattr(_native, "cupti_path", absent)
+    monkeypatch.setattr(cupti, "find_libcupti", lambda: "/nowhere/libcupti.so.13")
+    with pytest.raises(CuptiLibraryError):
+        cupti.load()

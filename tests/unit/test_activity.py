@@ -1,0 +1,35 @@
+import pytest
+
+from roofprobe.activity import Span, summarize
+
+
+def test_sum_union_and_span_of_overlapping_kernels():
+    # Two steps: 0..2 and 1..4 overlap by 1, then idle until 6..7, where a copy runs beside.
+    work = [
+        Span("kernel", 1.0, 4.0),
+        Span("kernel", 0.0, 2.0, from_graph=True),
+        Span("kernel", 6.0, 7.0),
+        Span("copy", 6.5, 8.0, byte=100),
+        Span("fill", 7.0, 7.5, byte=10),
+    ]
+    found = summarize(work, steps=2)
+    assert found.launches == 1.5
+    assert found.graph_launches == 0.5
+    assert found.sum == pytest.approx((3 + 2 + 1) / 2)
+    assert found.union == pytest.approx((4 + 2) / 2)
+    assert found.span == pytest.approx(8 / 2)
+    assert found.copy_byte == 50
+    assert found.fill_byte == 5
+
+
+def test_copies_alone_are_no_kernels():
+    found = summarize([Span("copy", 1.0, 3.0, byte=8)], steps=1)
+    assert found.launches == 0
+    assert found.sum == 0
+    assert found.union == 2.0
+
+
+def test_a_kernel_inside_another_is_counted_once_in_the_union():
+    found = summarize([Span("kernel", 0.0, 10.0), Span("kernel", 2.0, 3.0)], steps=1)
+    assert found.union == 10.0
+    assert found.sum == 11.0

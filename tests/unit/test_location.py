@@ -1,0 +1,59 @@
+import pytest
+
+from roofprobe import _location
+from roofprobe.errors import CuptiLibraryError
+
+MAPS = """\
+7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/libc.so.6
+7f01-7f02 r-xp 00000000 fe:00 2 {first}
+7f02-7f03 r--p 00001000 fe:00 2 {first}
+"""
+
+
+def test_maps_are_read(tmp_path):
+    first = tmp_path / "libcupti.so.13"
+    first.touch()
+    assert _location.mapped_libcupti(MAPS.format(first=first)) == [first]
+    assert _location.mapped_libcupti("7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/libc.so.6") == []
+
+
+def test_a_link_and_its_target_are_one_library(tmp_path):
+    target = tmp_path / "libcupti.so.13.0"
+    target.touch()
+    link = tmp_path / "libcupti.so.13"
+    link.symlink_to(target)
+    text = MAPS.format(first=target) + f"7f04-7f05 r-xp 00000000 fe:00 2 {link}\n"
+    assert _location.mapped_libcupti(text) == [target]
+
+
+def test_two_libraries_are_refused(tmp_path, monkeypatch):
+    paths = [tmp_path / "a/libcupti.so.12", tmp_path / "b/libcupti.so.13"]
+    monkeypatch.setattr(_location, "mapped_libcupti", lambda: paths)
+    with pytest.raises(CuptiLibraryError, match="more than one libcupti") as caught:
+        _location.find_libcupti()
+    assert all(str(path) in str(caught.value) for path in paths)
+
+
+@pytest.mark.parametrize(("cuda", "chosen"), [("13.0", "13"), ("12.8", "12")])
+def test_the_copy_of_the_installed_torch_wins(tmp_path, monkeypatch, cuda, chosen):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text(f"cuda: Optional[str] = '{cuda}'\n")
+    libraries = {
+        "13": tmp_path / "nvidia/cu13/lib/libcupti.so.13",
+        "12": tmp_path / "nvidia/cuda_cupti/lib/libcupti.so.12",
+    }
+    for library in libraries.values():
+        library.parent.mkdir(parents=True)
+        library.touch()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(__import__("sys").modules, "torch", raising=False)
+    monkeypatch.setattr(_location, "mapped_libcupti", lambda: [])
+    assert _location.find_libcupti() == libraries[chosen]
+
+
+def test_none_found_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(_location, "mapped_libcupti", lambda: [])
+    monkeypatch.setattr(_location, "_candidates", lambda: iter([tmp_path / "libcupti.so.13"]))
+    with pytest.raises(CuptiLibraryError, match="nvidia-cuda-cupti"):
+        _location.find_libcupti()

@@ -1,0 +1,73 @@
+import pytest
+
+from roofprobe import metrics
+from roofprobe.errors import UnknownMetricError
+
+SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
+
+
+def test_an_fma_is_two_flop_and_a_tensor_op_is_one():
+    weights = {row.name: row.weight for row in metrics.TABLE.values()}
+    assert [weights[SASS.format(op)] for op in ("fadd", "fmul", "ffma")] == [1, 1, 2]
+    assert [weights[SASS.format(op)] for op in ("dadd", "dmul", "dfma")] == [1, 1, 2]
+    # Packed halves work on two values, and whether they are packed is not told: an upper bound.
+    assert [weights[SASS.format(op)] for op in ("hadd", "hmul", "hfma")] == [2, 2, 4]
+    assert all(metrics.TABLE[SASS.format(op)].upper_bound for op in ("hadd", "hmul", "hfma"))
+    tensor = [row for row in metrics.TABLE.values() if (row.path or "").startswith("tensor_")]
+    assert len(tensor) > 10
+    assert {row.weight for row in tensor} == {1.0}
+
+
+def test_integer_operations_are_not_flop():
+    assert metrics.TABLE["sm__ops_path_tensor_src_int8.sum"].kind == "op"
+
+
+def test_the_study_set_is_the_study_verbatim():
+    names = metrics.metric_set("study", "GA100")
+    assert len(names) == 8
+    assert {SASS.format(op) for op in ("fp16", "fadd", "fmul", "ffma")} < set(names)
+    assert {"dram__sectors_read.sum", "dram__sectors_write.sum"} < set(names)
+
+
+def test_names_follow_the_chip():
+    assert "dram__bytes_read.sum" in metrics.metric_set("memory", "GH100")
+    assert "dram__bytes_op_read.sum" in metrics.metric_set("memory", "GB202")
+    assert not any(name.startswith("dram") for name in metrics.metric_set("memory", "GA10B"))
+
+
+def test_levels_choose_bytes():
+    names = metrics.metric_set("memory", "GH100", ("l2",))
+    assert names == ("lts__t_bytes.sum", "gpu__time_duration.sum")
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ("memory", list(metrics.metric_set("memory", "GH100"))),
+        ("dram__bytes_read.sum", ["dram__bytes_read.sum"]),
+        (" a.sum, b.avg ,", ["a.sum", "b.avg"]),
+        (["a.sum"], ["a.sum"]),
+    ],
+)
+def test_resolve(request_, expected):
+    assert metrics.resolve(request_, "GH100", metrics.LEVELS) == expected
+
+
+@pytest.mark.parametrize("request_", ["nonsense", [], "a.sum,b", ","])
+def test_resolve_refuses(request_):
+    with pytest.raises(UnknownMetricError):
+        metrics.resolve(request_, "GH100", metrics.LEVELS)
+
+
+def test_unknown_chip_says_what_is_known():
+    with pytest.raises(UnknownMetricError, match="GH100"):
+        metrics.metric_set("full", "XX999")
+
+
+def test_coverage_is_added_only_where_sass_is():
+    memory = list(metrics.metric_set("memory", "GH100"))
+    assert metrics.with_coverage(memory) == memory
+    added = set(metrics.with_coverage([SASS.format("ffma")])) - {SASS.format("ffma")}
+    assert {metrics.TABLE[name].kind for name in added} == {"coverage_sass", "coverage_hardware"}
+    full = metrics.with_coverage(metrics.metric_set("full", "GH100"))
+    assert metrics.with_coverage(full) == full or set(metrics.with_coverage(full)) == set(full)

@@ -1,0 +1,254 @@
+"""Pictures by their data, labels and limits; how they look was judged by eye."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from roofprobe.device import catalogue
+from roofprobe.errors import RecordError, UsageError
+from roofprobe.plot import draw_roofline, save_roofline
+from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of
+
+H200 = next(spec for spec in catalogue() if spec.name == "H200 SXM")
+FULL = Roofline(
+    "ResNet-18, batch 256",
+    ceilings_of(H200, ["tensor_tf32", "sass_fp32"]),
+    (
+        Point("all FLOP", 35.2, 5.83e13, "dram", "cupti"),
+        Point("study's formula", 0.49, 8.3e11, "dram", "cupti"),
+    ),
+    (LeftOut("memset", "0 FLOP"), LeftOut("hash", "0 FLOP"), LeftOut("zero_time", "0 s")),
+)
+CPU = Roofline(
+    "CPU",
+    (
+        Ceiling("FP32", "flop", 2e11, "analytic_fp32", None, "measured", "2048^3 matmul"),
+        Ceiling("DRAM", "byte", 2e10, None, "dram", "measured", "1 GiB copy"),
+    ),
+    (Point("step", 20, 1.2e11, "dram", "analytic"),),
+    (),
+)
+EMPTY = Roofline("nothing", (), (), ())
+LEFT_OUT_ONLY = Roofline("nothing to draw", FULL.ceilings, (), FULL.left_out)
+POINTS_ONLY = Roofline("no roofs", (), FULL.points, ())
+MEMORY_ONLY = Roofline("no peak", CPU.ceilings[1:], CPU.points, ())
+PEAK_ONLY = Roofline("no bandwidth", CPU.ceilings[:1], CPU.points, ())
+FAR = Roofline("far right", CPU.ceilings, (Point("far", 1e7, 1e10, "dram", "cupti"),), ())
+ALL = [FULL, CPU, EMPTY, LEFT_OUT_ONLY, POINTS_ONLY, MEMORY_ONLY, PEAK_ONLY, FAR]
+
+
+def drawn(roofline):
+    """The Axes, its lines with two ends (roofs), its markers, and its texts."""
+    figure = Figure(figsize=(6.5, 5))
+    FigureCanvasAgg(figure)
+    ax = figure.add_axes((0.18, 0.25, 0.78, 0.65))
+    artists = draw_roofline(ax, roofline)
+    roofs = [line for line in ax.lines if len(line.get_xdata()) == 2]
+    points = [line for line in ax.lines if len(line.get_xdata()) == 1]
+    texts = [artist.get_text() for artist in artists if hasattr(artist, "get_text")]
+    return ax, roofs, points, texts
+
+
+def test_points_are_where_they_belong():
+    _, _, points, texts = drawn(FULL)
+    positions = [(line.get_xdata()[0], line.get_ydata()[0]) for line in points]
+    assert positions == [(35.2, 5.83e13), (0.49, 8.3e11)]
+    assert {"all FLOP", "study's formula"} <= set(texts)
+
+
+def test_labels_stand_by_their_points():
+    figure = Figure(figsize=(6.5, 5))
+    artists = draw_roofline(figure.add_axes((0.18, 0.25, 0.78, 0.65)), FULL)
+    anchors = {a.get_text(): a.xy for a in artists if isinstance(a, Annotation)}
+    for point in FULL.points:
+        assert anchors[point.name] == pytest.approx((point.intensity, point.flop_per_s))
+
+
+def test_roofs_are_labelled_with_value_and_source():
+    _, _, _, texts = drawn(FULL)
+    assert "TF32 tensor 494.7 TFLOP/s (datasheet)" in texts
+    assert "FP32 CUDA cores 66.9 TFLOP/s (datasheet)" in texts
+    assert "DRAM 4.8 TB/s (datasheet)" in texts
+    assert "FP32 200 GFLOP/s (measured)" in drawn(CPU)[3]
+
+
+def test_equal_roofs_are_one_line():
+    roofline = Roofline("", ceilings_of(H200, ["tensor_bf16", "tensor_fp16"]), (), ())
+    _, roofs, _, texts = drawn(roofline)
+    assert len(roofs) == 2
+    assert "BF16 tensor, FP16 tensor 989.4 TFLOP/s (datasheet)" in texts
+
+
+def test_measured_and_datasheet_roofs_look_different():
+    measured = Ceiling("TF32 tensor", "flop", 398e12, "tensor_tf32", None, "measured", "GEMM")
+    _, roofs, _, _ = drawn(Roofline("", (*FULL.ceilings, measured), (), ()))
+    by_value = {line.get_ydata()[1]: line for line in roofs}
+    datasheet, real = by_value[494.7e12], by_value[398e12]
+    assert datasheet.get_linestyle() != real.get_linestyle()
+    assert datasheet.get_color() == real.get_color()
+
+
+def test_slanted_roofs_have_the_slope_of_their_bandwidth_and_end_at_the_peak():
+    _, roofs, _, _ = drawn(FULL)
+    slanted = next(line for line in roofs if line.get_ydata()[0] != line.get_ydata()[1])
+    assert slanted.get_ydata() / np.asarray(slanted.get_xdata()) == pytest.approx(4.8e12)
+    assert slanted.get_ydata()[1] == pytest.approx(494.7e12)
+
+
+@pytest.mark.parametrize("roofline", ALL, ids=lambda roofline: roofline.title)
+def test_limits_are_finite_and_hold_everything(roofline):
+    ax, roofs, _, _ = drawn(roofline)
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    assert all(0 < limit < math.inf for limit in (left, right, bottom, top))
+    for point in roofline.points:
+        assert left < point.intensity < right
+        assert bottom < point.flop_per_s < top
+    for line in roofs:
+        assert min(line.get_xdata()) >= left * (1 - 1e-9)
+        assert max(line.get_ydata()) <= top
+    if roofs and roofline.points:
+        assert max(max(line.get_xdata()) for line in roofs) > max(
+            point.intensity for point in roofline.points
+        )
+
+
+def test_axes_say_what_they_show():
+    ax, _, _, _ = drawn(FULL)
+    assert ax.get_xlabel() == "Arithmetic intensity (FLOP/byte of DRAM)"
+    assert ax.get_ylabel() == "Attained performance (FLOP/s)"
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    assert ax.yaxis.get_major_formatter()(1e12) == "1 TFLOP/s"
+    assert ax.xaxis.get_major_formatter()(0.1) == "0.1"
+    assert ax.get_title(loc="left") == FULL.title
+
+
+@pytest.mark.parametrize("roofline", ALL, ids=lambda roofline: roofline.title)
+def test_both_axes_carry_numbers(roofline):
+    ax, _, _, _ = drawn(roofline)
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        assert sum(low <= tick <= high for tick in axis.get_majorticklocs()) >= 2
+
+
+def test_levels_are_named_where_they_differ():
+    points = (Point("step", 35, 5e13, "dram", "cupti"), Point("step", 12, 5e13, "l2", "cupti"))
+    ax, _, markers, texts = drawn(Roofline("", (), points, ()))
+    assert {"step (DRAM)", "step (L2)"} <= set(texts)
+    assert ax.get_xlabel() == "Arithmetic intensity (FLOP/byte of the level named)"
+    assert markers[0].get_marker() != markers[1].get_marker()
+    l2, _, _, texts = drawn(Roofline("", (), points[1:], ()))
+    assert l2.get_xlabel() == "Arithmetic intensity (FLOP/byte of L2)"
+    assert "step" in texts
+
+
+def test_the_caption_lists_what_is_left_out_and_the_sources():
+    caption = " ".join(drawn(FULL)[3][-1].split())
+    assert "Not drawn: 0 FLOP (memset, hash); 0 s (zero_time)." in caption
+    assert "Counted by cupti. One FMA is two FLOP." in caption
+    assert "Datasheet roofs: H200 SXM, dense, seen 2026-11: https://www.nvidia.com" in caption
+    assert "Measured roofs: 2048^3 matmul (FP32); 1 GiB copy (DRAM)" in drawn(CPU)[3][-1]
+
+
+def test_a_point_above_the_roof_is_hollow_and_listed():
+    high = Point("too good", 1.0, 9.6e12, "dram", "cupti")
+    _, _, points, texts = drawn(Roofline("", FULL.ceilings, (high, FULL.points[0]), ()))
+    assert [line.get_markerfacecolor() for line in points] == ["white", "black"]
+    assert "Hollow, above the highest roof: too good, 2 times." in texts[-1]
+
+
+def test_many_points_are_numbered_with_a_key():
+    points = tuple(Point(f"layer{i}", 1.0 + i, 1e12, "dram", "cupti") for i in range(1, 21))
+    _, _, markers, texts = drawn(Roofline("", FULL.ceilings, points, ()))
+    assert len(markers) == 20
+    assert {str(i) for i in range(1, 21)} <= set(texts)
+    assert all(f"{i}\N{NO-BREAK SPACE}layer{i}" in texts[-1] for i in range(1, 21))
+
+
+def test_nothing_to_draw_is_said():
+    _, _, points, texts = drawn(LEFT_OUT_ONLY)
+    assert not points
+    assert "no point to draw" in texts
+    assert "zero_time" in texts[-1]
+
+
+def boxes(roofline):
+    """Boxes of the labels that are not slanted, and of the Axes."""
+    figure = Figure(figsize=(6.5, 5.0))
+    FigureCanvasAgg(figure)
+    ax = figure.add_axes((0.18, 0.25, 0.78, 0.65))
+    artists = draw_roofline(ax, roofline)
+    figure.draw_without_rendering()
+    labels = [a for a in artists[:-1] if hasattr(a, "get_text") and a.get_rotation() == 0]
+    return [label.get_window_extent() for label in labels], ax.bbox
+
+
+def test_labels_do_not_collide():
+    measured = (
+        Ceiling("TF32 tensor", "flop", 398e12, "tensor_tf32", None, "measured", "GEMM"),
+        Ceiling("FP32 CUDA cores", "flop", 50.7e12, "sass_fp32", None, "measured", "GEMM"),
+        Ceiling("DRAM", "byte", 4.25e12, None, "dram", "measured", "copy"),
+    )
+    for roofline in (FULL, CPU, Roofline("", (*FULL.ceilings, *measured), FULL.points, ())):
+        labels, axes = boxes(roofline)
+        for index, box in enumerate(labels):
+            assert axes.x0 <= box.x0 and box.x1 <= axes.x1
+            assert not any(box.overlaps(other) for other in labels[index + 1 :])
+
+
+def test_names_are_taken_literally():
+    name = "void kernel<$x_1$>\n(" + "very long argument, " * 20 + ")"
+    point = Point(name, 1.0, 1e12, "dram", "cupti", note="$")
+    _, _, _, texts = drawn(Roofline(name, FULL.ceilings, (point,), (LeftOut(name, "0 FLOP"),)))
+    label = next(text for text in texts if text.startswith("void kernel<$x_1$> ("))
+    assert len(label) <= 49 and "\n" not in label
+    assert name.split("\n")[0] in texts[-1]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"),
+    [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89")],
+)
+def test_a_picture_is_written_in_the_format_of_its_name(tmp_path, suffix, magic):
+    path = tmp_path / f"roofline.{suffix}"
+    assert save_roofline(FULL, path) == path
+    assert path.read_bytes().startswith(magic)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_the_same_roofline_gives_the_same_bytes(tmp_path, suffix):
+    one = save_roofline(FULL, tmp_path / f"one.{suffix}").read_bytes()
+    assert save_roofline(FULL, tmp_path / f"two.{suffix}").read_bytes() == one
+
+
+@pytest.mark.parametrize("roofline", ALL, ids=lambda roofline: roofline.title)
+def test_every_roofline_can_be_saved(tmp_path, roofline):
+    assert save_roofline(roofline, tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path):
+    for name in ("roofline.jpeg", "roofline"):
+        with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
+            save_roofline(FULL, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_cannot_be_written_is_reported(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="could not write"):
+        save_roofline(FULL, tmp_path / "file" / "roofline.png")
+
+
+def test_no_pyplot(tmp_path):
+    code = (
+        "import sys; from roofprobe.plot import save_roofline; "
+        "from roofprobe.roofline import Roofline; "
+        f"save_roofline(Roofline('', (), (), ()), {str(tmp_path / 'a.png')!r}); "
+        "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,207 @@
+"""The roofline model by hand-worked values and properties."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roofprobe.device import catalogue
+from roofprobe.errors import UsageError
+from roofprobe.roofline import (
+    Ceiling,
+    LeftOut,
+    Point,
+    Roofline,
+    above_roof,
+    attainable,
+    ceilings_of,
+    mixed_peak,
+    place,
+    ridge,
+)
+
+H200 = next(spec for spec in catalogue() if spec.name == "H200 SXM")
+rates = st.floats(1e6, 1e18)
+intensities = st.floats(1e-6, 1e9)
+
+
+def roof(kind, value, level=None, source="given"):
+    return Ceiling("roof", kind, value, None, level, source, "")
+
+
+def test_attainable_by_hand():
+    # 67 TFLOP/s and 4.8 TB/s: at 0.5 FLOP/byte 2.4 TFLOP/s, from 13.96 FLOP/byte on 67.
+    assert attainable(0.5, 67e12, 4.8e12) == 2.4e12
+    assert attainable(100, 67e12, 4.8e12) == 67e12
+    assert ridge(67e12, 4.8e12) == pytest.approx(13.958, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("peak", "bandwidth", "expected"),
+    [
+        (989.4e12, 3.35e12, 295.34),
+        (494.7e12, 3.35e12, 147.67),
+        (312e12, 2.039e12, 153.02),
+        (121e12, 300e9, 403.33),
+    ],
+)
+def test_dense_ridges(peak, bandwidth, expected):
+    assert ridge(peak, bandwidth) == pytest.approx(expected, abs=0.005)
+
+
+@given(intensities, rates, rates)
+def test_attainable_is_under_both_roofs(intensity, peak, bandwidth):
+    rate = attainable(intensity, peak, bandwidth)
+    assert rate <= peak
+    assert rate <= bandwidth * intensity
+
+
+@given(intensities, intensities, rates, rates)
+def test_attainable_rises_with_intensity(one, other, peak, bandwidth):
+    low, high = sorted((one, other))
+    assert attainable(low, peak, bandwidth) <= attainable(high, peak, bandwidth)
+
+
+@given(rates, rates)
+def test_attainable_is_continuous_at_the_ridge(peak, bandwidth):
+    at = ridge(peak, bandwidth)
+    assert attainable(at, peak, bandwidth) == pytest.approx(peak, rel=1e-12)
+    assert attainable(at * (1 - 1e-9), peak, bandwidth) == pytest.approx(peak, rel=2e-9)
+    assert attainable(at * (1 + 1e-9), peak, bandwidth) == pytest.approx(peak, rel=2e-9)
+
+
+def test_mixed_peak_by_hand():
+    # 300 FLOP at 100/s take 3 s, 100 FLOP at 50/s take 2 s: 400 FLOP in 5 s.
+    peaks = {"tensor_tf32": 100.0, "sass_fp32": 50.0}
+    assert mixed_peak({"tensor_tf32": 300.0, "sass_fp32": 100.0}, peaks) == 80.0
+    assert mixed_peak({"tensor_tf32": 300.0, "sass_fp32": 0.0}, peaks) == 100.0
+
+
+def test_mixed_peak_of_what_is_unknown_is_unknown():
+    peaks = {"sass_fp32": 50.0}
+    assert mixed_peak({"sass_fp32": 1.0, "tensor_tf32": 1.0}, peaks) is None
+    assert mixed_peak({"sass_fp32": 1.0, "tensor_tf32": None}, peaks) is None
+    assert mixed_peak({"sass_fp32": 1.0, "tensor_tf32": 0.0}, peaks) == 50.0
+    assert mixed_peak({"sass_fp32": 0.0}, peaks) is None
+    assert mixed_peak({}, peaks) is None
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.floats(1, 1e15), min_size=1))
+def test_mixed_peak_is_between_the_peaks_of_its_paths(work):
+    peaks = dict(zip("abcd", (1e12, 3e12, 5e13, 1e15), strict=True))
+    used = [peaks[path] for path in work]
+    assert min(used) * (1 - 1e-9) <= mixed_peak(work, peaks) <= max(used) * (1 + 1e-9)
+
+
+# Kernel: FLOP, bytes, seconds. Only axpy has a place on logarithmic axes.
+KERNELS = {
+    "memset": (0, 4000, 1e-6),
+    "spin_regs": (8000, 0, 2e-6),
+    "int_hash": (0, 2000, 1e-6),
+    "axpy": (2000, 12000, 1e-6),
+    "empty": (0, 0, 0.5e-6),
+    "zero_time": (100, 100, 0),
+}
+
+
+def test_zeros_are_listed_and_never_drawn():
+    placed = [place(name, *counts, source="ncu") for name, counts in KERNELS.items()]
+    roofline = Roofline.of("kernels", [], placed)
+    (axpy,) = roofline.points
+    assert axpy.name == "axpy"
+    assert axpy.intensity == pytest.approx(0.166667, abs=5e-7)
+    assert axpy.flop_per_s == pytest.approx(2.0e9, rel=1e-12)
+    assert roofline.left_out == (
+        ("memset", "0 FLOP"),
+        ("spin_regs", "0 bytes: intensity unbounded"),
+        ("int_hash", "0 FLOP"),
+        ("empty", "0 FLOP and 0 bytes"),
+        ("zero_time", "0 s"),
+    )
+
+
+def test_the_step_still_counts_what_is_not_drawn():
+    flop, byte, time = (sum(column) for column in zip(*KERNELS.values(), strict=True))
+    step = place("step", flop, byte, time, source="ncu")
+    assert isinstance(step, Point)
+    assert step.intensity == pytest.approx(0.558011, abs=5e-7)
+    assert step.flop_per_s == pytest.approx(1.836364e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ((None, 1, 1), "not measured: FLOP"),
+        ((1, None, None), "not measured: bytes, time"),
+        ((0, None, 1), "not measured: bytes"),
+        ((math.nan, 1, 1), "not measured: FLOP"),
+        ((1, math.inf, 1), "not measured: bytes"),
+        ((1, 1, -1), "not measured: time"),
+    ],
+)
+def test_what_was_not_measured_is_not_zero(counts, reason):
+    assert place("step", *counts, source="cupti") == LeftOut("step", reason)
+
+
+@given(st.lists(st.none() | st.floats(0, 1e20), min_size=3, max_size=3))
+def test_everything_is_a_point_or_a_reason(counts):
+    if any(count is not None and 0 < count < 1e-9 for count in counts):
+        return  # no count and no duration is that small
+    placed = place("step", *counts, source="cupti")
+    if isinstance(placed, Point):
+        assert 0 < placed.intensity < math.inf
+        assert 0 < placed.flop_per_s < math.inf
+    else:
+        assert placed.reason
+
+
+def test_a_point_keeps_what_it_was_told():
+    point = place("step", 8, 4, 2, source="cupti", level="l2", note="upper bound")
+    assert point == Point("step", 2.0, 4.0, "l2", "cupti", "upper bound")
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_ceilings_and_points_are_positive_and_finite(value):
+    with pytest.raises(UsageError, match="logarithmic"):
+        roof("byte", value, "dram")
+    with pytest.raises(UsageError, match="logarithmic"):
+        Point("step", value, 1.0, "dram", "cupti")
+    with pytest.raises(UsageError, match="logarithmic"):
+        Point("step", 1.0, value, "dram", "cupti")
+
+
+def test_a_point_above_the_roof_is_flagged_and_kept():
+    def ratio(intensity, rate, level="dram", ceilings=None):
+        if ceilings is None:
+            ceilings = (roof("flop", 100), roof("flop", 60), roof("byte", 10, "dram"))
+        point = Point("p", intensity, rate, level, "cupti")
+        return above_roof(point, Roofline("", ceilings, (point,), ()))
+
+    assert ratio(1, 12) == pytest.approx(1.2)
+    assert ratio(1, 10.6) is None  # 1.06 itself is within what steps differ by
+    assert ratio(1, 9) is None
+    assert ratio(50, 90) is None  # above one peak, under the highest
+    assert ratio(50, 130) == pytest.approx(1.3)
+    assert ratio(1, 12, level="l2") is None  # DRAM's bandwidth does not bind L2 bytes
+    assert ratio(1, 150, level="l2") == pytest.approx(1.5)
+    assert ratio(1, 12, ceilings=()) is None
+    measured = (roof("byte", 8, "dram", "measured"), roof("byte", 10, "dram", "datasheet"))
+    assert ratio(1, 9.5, ceilings=measured) is None
+    assert ratio(1, 12, ceilings=measured) == pytest.approx(1.2)
+
+
+def test_datasheet_ceilings():
+    tf32, fp32, dram = ceilings_of(H200, ["tensor_tf32", "sass_fp32", "tensor_tf32"])
+    assert (tf32.name, tf32.kind, tf32.value) == ("TF32 tensor", "flop", 494.7e12)
+    assert (fp32.name, fp32.path, fp32.level) == ("FP32 CUDA cores", "sass_fp32", None)
+    assert (dram.name, dram.kind, dram.value, dram.level) == ("DRAM", "byte", 4.8e12, "dram")
+    for ceiling in (tf32, fp32, dram):
+        assert ceiling.source == "datasheet"
+        assert "H200 SXM, dense, seen 2026-11" in ceiling.detail
+        assert H200.source[0] in ceiling.detail
+
+
+def test_paths_without_a_peak_in_flop_get_no_roof():
+    ceilings = ceilings_of(H200, ["tensor_fp4", "tensor_int8", "study_fp16", "analytic_fp32"])
+    assert [ceiling.name for ceiling in ceilings] == ["DRAM"]

@@ -1,0 +1,518 @@
+"""The training command line: options, data, checkpoints, one measured run from end to end."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from roofprobe import Measurement, imagenet, report, train
+from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
+from roofprobe.imagenet import Options, Output, Ranks, Scores, Trainer
+
+CPU = torch.device("cpu")
+ONE = Ranks()
+SMALL = [
+    "-a", "squeezenet1_1", "-b", "2", "-j", "0", "--lr", "0.001", "--seed", "1",
+    "--backend", "analytic",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _settings_restored() -> Iterator[None]:
+    """A run sets PyTorch's global switches; the next test must not see them."""
+    deterministic = torch.backends.cudnn.deterministic
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+@pytest.fixture
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plotting measures the CPU's ceilings first, which one test is enough to wait for."""
+
+    def touch(record: Measurement, path: Path) -> Path:
+        path.touch()
+        return path
+
+    monkeypatch.setattr(report, "save_plot", touch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes; 3 training and 2 validation images of each, none of them square."""
+    root = tmp_path_factory.mktemp("images")
+    for part, count in (("train", 3), ("val", 2)):
+        for label, colour in (("cat", "red"), ("dog", "blue")):
+            place = root / part / label
+            place.mkdir(parents=True)
+            for index in range(count):
+                Image.new("RGB", (40 + index, 30), colour).save(place / f"{index}.png")
+    return root
+
+
+@pytest.fixture
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of one layer in place of torchvision's, where it does not matter which."""
+    monkeypatch.setattr(imagenet, "build_model", lambda arch, pretrained: TinyModel())
+
+
+class TinyModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.layer(images.mean((2, 3)))
+        return out
+
+
+def trainer(**options: object) -> Trainer:
+    return Trainer(Options(**{"arch": "alexnet", **options}), CPU, ONE)  # type: ignore[arg-type]
+
+
+# -- Command line -------------------------------------------------------------------------
+
+
+def test_the_studys_command_is_understood_verbatim() -> None:
+    command = "--batch-size 4 --epochs 1 --print-freq 10 -a resnet18 --dummy"
+    args = train._parse(command.split())
+    assert (args.batch_size, args.epochs, args.print_freq) == (4, 1, 10)
+    assert (args.arch, args.dummy, args.data) == ("resnet18", True, None)
+    assert args.steps is None  # short: as many steps as the measurement needs
+
+
+def test_defaults_are_those_of_the_example() -> None:
+    args = train._parse(["imagenet"])
+    assert (args.arch, args.batch_size, args.workers) == ("resnet18", 256, 4)
+    assert (args.lr, args.momentum, args.weight_decay) == (0.1, 0.9, 1e-4)
+    assert (args.print_freq, args.start_epoch) == (10, 0)
+    assert (args.tf32, args.amp, args.seed, args.gpu, args.resume) == (None,) * 5
+    assert (args.backend, args.metrics, args.rounds, args.warmup) == ("auto", "full", 1, None)
+
+
+def test_long_and_short_names_are_the_same_option() -> None:
+    long = "DIR --arch vgg11 --workers 1 --learning-rate 0.5 --weight-decay 0.2 --evaluate"
+    short = "DIR -a vgg11 -j 1 --lr 0.5 --wd 0.2 -e"
+    assert train._parse(long.split()) == train._parse(short.split())
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys; from roofprobe import train; train._parser(); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("", 2, "give either DIR"),
+        ("--dummy DIR", 2, "give either DIR"),
+        ("--dummy -b 0", 2, "0 is below 1"),
+        ("--dummy -b many", 2, "invalid integer value: 'many'"),
+        ("--dummy --no-such-option", 2, "unrecognized arguments: --no-such-option"),
+        ("--dummy --metrics everything", 2, "no metric set is called 'everything'"),
+        ("--dummy -a resnet-18", 2, "did you mean resnet18?"),
+        ("--dummy -a resnet19", 2, "did you mean resnet18"),
+        ("--dummy -a qqqqqq", 2, "list_models"),
+        ("--dummy --rank 0 --world-size 2", 2, "torchrun --nproc-per-node"),
+        ("--dummy --multiprocessing-distributed", 2, "torchrun --nproc-per-node"),
+        ("--dummy --epochs 2 --start-epoch 2", 2, "leaves nothing to train"),
+        ("--dummy --resume /no/checkpoint", 2, "there is no checkpoint /no/checkpoint"),
+        ("--dummy --resume {empty}", 1, "is not a PyTorch checkpoint"),
+        ("--dummy --out {empty}/out", 1, "cannot be made"),
+        ("/no/folder", 2, "there is no folder /no/folder/train"),
+        ("{folder}/train/cat", 2, "there is no folder"),
+        ("{folder}/train/.. -b 7", 1, "has 6 images"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    arguments: str,
+    code: int,
+    words: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").touch()
+    line = arguments.format(folder=folder, empty=tmp_path / "empty").split()
+    model = [] if "-a" in line else ["-a", "squeezenet1_1"]
+    assert train.main([*line, *model]) == code
+    message = capsys.readouterr().err
+    assert message.startswith("roofprobe.train: error: ")
+    assert words in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+@pytest.mark.parametrize("option", ["--gpu 1", "--amp fp16", "--backend cupti"])
+def test_what_needs_a_gpu_says_so(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--dummy", *option.split()]) == 2
+    assert "GPU" in capsys.readouterr().err
+
+
+def test_an_index_beyond_the_last_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="there is no GPU 2: PyTorch finds 2"):
+        train._device(2)
+
+
+def test_an_unreadable_image_is_named(folder: Path, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+    bad = tmp_path / "train" / "cat" / "bad.png"
+    bad.write_bytes(b"no image")
+    for workers in (0, 1):  # in this process, and in a loader's
+        options = Options(arch="alexnet", data=str(tmp_path), batch_size=1, workers=workers)
+        with pytest.raises(RoofprobeError) as caught:
+            next(iter(imagenet.train_batches(options, 64, CPU, ONE)))
+        sentence = train._sentence(caught.value)
+        assert sentence.startswith(f"{bad} cannot be read as an image")
+        assert "\n" not in sentence
+
+
+# -- Distributed --------------------------------------------------------------------------
+
+
+def test_torchruns_environment_says_who_is_who() -> None:
+    environ = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    args = train._parse(["--dummy", "--multiprocessing-distributed", "--world-size", "2"])
+    ranks = train._torchrun(args, environ)
+    assert ranks == Ranks(rank=5, local=1, world=8, local_world=4)
+    assert train._torchrun(train._parse(["--dummy"]), {}) is None
+
+
+def test_a_batch_and_its_loaders_are_shared_by_the_processes_of_a_machine() -> None:
+    ranks = Ranks(rank=1, local=1, world=4, local_world=4)
+    options = train._options(train._parse(["--dummy", "-b", "64", "-j", "6"]), ranks, CPU)
+    assert (options.batch_size, options.workers) == (16, 2)
+    with pytest.raises(UsageError, match="--batch-size 6 cannot be shared by 4"):
+        train._options(train._parse(["--dummy", "-b", "6"]), ranks, CPU)
+
+
+def test_processes_share_out_the_validation_images(folder: Path) -> None:
+    options = Options(arch="alexnet", data=str(folder), batch_size=1, workers=0)
+    shares = [imagenet.val_batches(options, 32, CPU, Ranks(rank, rank, 3, 3)) for rank in range(3)]
+    assert [len(share) for share in shares] == [2, 1, 1]
+
+
+def test_two_processes_measure_one_model(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m roofprobe.train --dummy"
+    done = subprocess.run(
+        [sys.executable, *command.split(), *SMALL, "-b", "4", "--out", str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [Measurement.load(out / f"rank{rank}" / "run.json") for rank in range(2)]
+    assert all(record.complete for record in records)
+    assert [record.workload["rank"] for record in records] == [0, 1]
+    assert {record.workload["batch_size"] for record in records} == {2}
+    assert done.stdout.count("=> timing") == 1  # one process talks
+
+
+# -- Data ---------------------------------------------------------------------------------
+
+
+def test_made_up_batches_follow_the_seed() -> None:
+    def first(seed: int, rank: int = 0) -> Tensor:
+        options = Options(arch="alexnet", batch_size=3, seed=seed)
+        batches = imagenet.train_batches(options, 224, CPU, Ranks(rank, rank, 2, 2))
+        images, targets = next(iter(batches))
+        assert images.shape == (3, 3, 224, 224)
+        assert targets.min() >= 0
+        assert targets.max() < 1000
+        return images
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+    assert not torch.equal(first(1), first(1, rank=1))
+
+
+def test_made_up_epochs_are_as_long_as_imagenets() -> None:
+    options = Options(arch="alexnet", batch_size=64)
+    assert len(imagenet.train_batches(options, 32, CPU, ONE)) == 1_281_167 // 64
+    val = imagenet.val_batches(options, 32, CPU, ONE)
+    assert sum(len(targets) for _, targets in val) == 50_000
+    assert len(val) == len(list(val))
+
+
+def test_every_training_step_has_the_same_size(folder: Path) -> None:
+    options = Options(arch="alexnet", data=str(folder), batch_size=4, workers=0)
+    batches = imagenet.train_batches(options, 64, CPU, ONE)
+    # 6 images: one batch of 4 an epoch, and an endless supply of them.
+    assert len(batches) == 1
+    endless = imagenet.endless(batches)
+    assert [next(endless)[0].shape for _ in range(3)] == [(4, 3, 64, 64)] * 3
+
+
+# -- Training -----------------------------------------------------------------------------
+
+
+def test_scores_of_a_known_batch() -> None:
+    logits = torch.tensor([[6.0, 5, 4, 3, 2, 1], [6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6]])
+    output = Output(torch.tensor(0.5), logits, torch.tensor([0, 4, 0]))
+    scores = Scores.of(output.sums())  # first guess; fifth guess; sixth guess
+    assert astuple(scores) == pytest.approx((0.5, 100 / 3, 200 / 3))
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_evaluation_is_over_all_images_and_does_not_train() -> None:
+    model = trainer()
+    before = [weight.clone() for weight in model.model.parameters()]
+    torch.manual_seed(0)
+    batches = [(torch.randn(n, 3, 4, 4), torch.arange(n) % 10) for n in (5, 3)]
+    seen: list[int] = []
+    scores = model.evaluate(batches, lambda index, sums: seen.append(int(sums[3])))
+    assert seen == [5, 8]
+    images, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    whole = model.evaluate([(images, targets)], lambda index, sums: None)
+    assert astuple(scores) == pytest.approx(astuple(whole))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.model.parameters(), strict=True))
+
+
+def test_side_classifiers_count_with_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sided(TinyModel):
+        def forward(self, images: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+            return (super().forward(images),) * 3
+
+    batch = torch.ones(2, 3, 4, 4), torch.tensor([0, 1])
+    losses = []
+    for kind in (TinyModel, Sided):
+        torch.manual_seed(0)
+        monkeypatch.setattr(imagenet, "build_model", lambda arch, pretrained, kind=kind: kind())
+        losses.append(trainer(arch="googlenet").step(*batch).loss.item())
+    assert losses[1] == pytest.approx((1 + 2 * 0.3) * losses[0])
+
+
+@pytest.mark.usefixtures("tiny_model")
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_the_learning_rate_falls_tenfold_every_30_epochs() -> None:
+    model = trainer()
+    rates = []
+    for _ in range(90):
+        rates.append(model.optimizer.param_groups[0]["lr"])
+        model.end_epoch()
+    assert rates == pytest.approx([0.1] * 30 + [0.01] * 30 + [0.001] * 30)
+
+
+# -- Checkpoints --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(tiny_model: None, tmp_path: Path) -> tuple[Trainer, Path]:
+    """A trainer after 31 epochs of one step, and its checkpoint."""
+    torch.manual_seed(0)
+    model = trainer()
+    for _ in range(31):
+        model.step(torch.randn(4, 3, 4, 4), torch.arange(4))
+        model.end_epoch()
+    return model, model.save(tmp_path, acc1=12.5)
+
+
+def assert_restored(other: Trainer, saved: Trainer) -> None:
+    assert other.epoch == 31
+    assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert other.scheduler.last_epoch == 31
+    # The same next step: weights and momentum are all there.
+    for one in (other, saved):
+        one.step(torch.ones(4, 3, 4, 4), torch.arange(4))
+    for a, b in zip(other.model.parameters(), saved.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    # The next fall is at epoch 60 and not 30 epochs from here.
+    while other.epoch < 60:
+        other.end_epoch()
+    assert other.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_a_checkpoint_brings_everything_back(trained: tuple[Trainer, Path]) -> None:
+    saved, path = trained
+    keys = {"epoch", "arch", "state_dict", "best_acc1", "optimizer", "scheduler"}
+    assert set(torch.load(path, weights_only=True)) == keys
+    other = trainer(lr=0.5)
+    other.restore(str(path))
+    assert other.best_acc1 == 12.5
+    assert_restored(other, saved)
+
+
+def _from_ddp(checkpoint: dict[str, object]) -> None:
+    weights = checkpoint["state_dict"]
+    assert isinstance(weights, dict)
+    checkpoint["state_dict"] = {f"module.{key}": value for key, value in weights.items()}
+
+
+def _from_before_2022(checkpoint: dict[str, object]) -> None:
+    del checkpoint["scheduler"]
+
+
+@pytest.mark.parametrize("change", [_from_ddp, _from_before_2022])
+def test_the_examples_own_checkpoints_are_read(
+    change: Callable[[dict[str, object]], None], trained: tuple[Trainer, Path]
+) -> None:
+    saved, path = trained
+    checkpoint = torch.load(path, weights_only=True)
+    change(checkpoint)
+    torch.save(checkpoint, path)
+    other = trainer()
+    other.restore(str(path))
+    assert_restored(other, saved)
+
+
+def test_the_best_model_is_kept(trained: tuple[Trainer, Path]) -> None:
+    model, path = trained
+    best = path.with_name("model_best.pth.tar")
+    before = best.read_bytes()
+    model.save(path.parent, acc1=10.0)
+    assert best.read_bytes() == before
+    model.save(path.parent, acc1=20.0)
+    assert best.read_bytes() == path.read_bytes()
+    assert torch.load(path, weights_only=True)["best_acc1"] == 20.0
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, best.name]
+
+
+def test_checkpoints_that_do_not_fit_are_refused(trained: tuple[Trainer, Path]) -> None:
+    _, path = trained
+    with pytest.raises(UsageError, match="a checkpoint of alexnet, not of vgg11: add -a alexnet"):
+        trainer(arch="vgg11").restore(str(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RoofprobeError, match="is not a PyTorch checkpoint, or is damaged"):
+        trainer().restore(str(path))
+    torch.save({"epoch": 1, "arch": "alexnet"}, path)
+    with pytest.raises(RoofprobeError, match="lacks best_acc1, optimizer, state_dict"):
+        trainer().restore(str(path))
+    path.write_bytes(whole)
+    checkpoint = torch.load(path, weights_only=True)
+    torch.save({**checkpoint, "state_dict": {"other": torch.ones(1)}}, path)
+    with pytest.raises(RoofprobeError, match="does not fit alexnet"):
+        trainer().restore(str(path))
+
+
+# -- From end to end ----------------------------------------------------------------------
+
+
+def test_real_images_are_measured(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train.main([str(folder), *SMALL, "--out", str(out), "-p", "2"]) == 0
+    # 3 steps an epoch, and 4 to measure: the epoch went round, and was neither validated nor saved.
+    assert sorted(path.name for path in out.iterdir()) == ["roofline.png", "run.json"]
+    record = Measurement.load(out / "run.json")
+    assert record.complete
+    assert record.source == "analytic"
+    assert record.timing is not None
+    assert len(record.timing.step) == 2
+    assert record.workload["arch"] == "squeezenet1_1"
+    assert record.workload["data"] == str(folder)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [str(out / "run.json"), str(out / "roofline.png")]
+    phases = [line for line in printed if line.startswith(("=> ", "Epoch"))]
+    assert [line.split()[1].rstrip(":,") for line in phases] == [
+        "squeezenet1_1", "warm-up", "4", "[0][0/3]", "timing", "[0][2/3]", "pass",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_whole_epochs_are_validated_saved_and_resumed(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train_whole = [str(folder), *SMALL, "--steps", "0"]
+    assert train.main([*train_whole, "--epochs", "2", "--out", str(first)]) == 0
+    # Epochs of 3 steps: the 4 steps of the measurement reach into the second.
+    assert Measurement.load(first / "run.json").complete
+    assert (first / "model_best.pth.tar").exists()
+    checkpoint = first / "checkpoint.pth.tar"
+    assert torch.load(checkpoint, weights_only=True)["epoch"] == 2
+    capsys.readouterr()
+
+    again = [*train_whole, "--resume", str(checkpoint), "--out", str(second)]
+    assert train.main([*again, "--epochs", "2"]) == 2
+    assert "leaves nothing to train: the run starts at epoch 2" in capsys.readouterr().err
+    assert train.main([*again, "--epochs", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "going on from epoch 2" in printed
+    assert "Epoch [2][0/3]" in printed
+    assert torch.load(second / "checkpoint.pth.tar", weights_only=True)["epoch"] == 3
+    # 3 steps were one too few, and the record says so.
+    assert Measurement.load(second / "run.json").steps_missing == 1
+
+
+def test_evaluating_measures_nothing(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for data in ([str(folder)], ["--dummy", "--steps", "2"]):
+        assert train.main([*data, *SMALL, "-e", "-p", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert "Test [1/2]" in printed
+        assert "=> validated: Loss" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupting_keeps_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter(range(4))
+    step = Trainer.step
+
+    def interrupted(self: Trainer, images: Tensor, targets: Tensor) -> Output:
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return step(self, images, targets)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert train.main(["--dummy", *SMALL, "--out", str(tmp_path)]) == 130
+    message = capsys.readouterr().err
+    assert f"what had been measured is in {tmp_path / 'run.json'}" in message
+    record = Measurement.load(tmp_path / "run.json")
+    assert not record.complete
+    assert record.timing is not None
+
+
+def test_running_out_of_memory_names_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Trainer, images: Tensor, targets: Tensor) -> Output:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+    monkeypatch.setattr(Trainer, "step", full)
+    assert train.main(["--dummy", *SMALL, "--out", str(tmp_path)]) == 1
+    assert "use a smaller --batch-size" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())  # nothing had been measured
+
+
+@pytest.mark.usefixtures("no_plot")
+def test_training_goes_on_when_another_profiler_has_the_counters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from roofprobe.counters.analytic import AnalyticBackend
+
+    def busy(self: AnalyticBackend) -> None:
+        raise CountersBusyError("ncu is at work")
+
+    monkeypatch.setattr(AnalyticBackend, "open", busy)
+    arguments = ["--dummy", *SMALL, "--steps", "5", "-p", "1", "--out", str(tmp_path)]
+    assert train.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "training goes on without counters: ncu is at work" in printed.err
+    assert "Epoch [0][4/5]" in printed.out
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["timing"] is not None
+    assert record["rounds"] == []
