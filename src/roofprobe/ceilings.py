@@ -7,14 +7,14 @@ traffic but not counted, so the copy's figure is below what the memory modules d
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
+from roofprobe.record import MeasuredRoof
 from roofprobe.units import GIB
 
 _REPEATS: Final = 5
@@ -24,31 +24,6 @@ _GEMM_SIZES: Final = (512, 1024, 2048, 4096)
 # 768 MiB in all (stacked-cache servers), the figure is partly theirs.
 _COPY_BYTES: Final = 3 * GIB // 8
 _BLOCK_BYTES: Final = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRoof:
-    """A ceiling that was measured on this machine.
-
-    Attributes:
-        name: For people.
-        kind: ``flop`` for a rate of arithmetic, ``byte`` for one of memory traffic.
-        value: Median of the repeats, FLOP/s or byte/s.
-        spread: (largest - smallest) / median of the repeats' durations, as a fraction.
-        method: What was run, with its size and thread count.
-        path: FLOP path that the roof limits, for kind ``flop``.
-        level: Memory level that the roof limits, for kind ``byte``.
-        source: The label of every figure.
-    """
-
-    name: str
-    kind: Literal["flop", "byte"]
-    value: float
-    spread: float
-    method: str
-    path: str | None
-    level: str | None
-    source: str = "measured"
 
 
 def measure_cpu_roofs(*, seconds: float = 3.0) -> tuple[MeasuredRoof, ...]:

@@ -136,6 +136,31 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredRoof:
+    """A ceiling that was measured on the device of the run.
+
+    Attributes:
+        name: For people.
+        kind: ``flop`` for a rate of arithmetic, ``byte`` for one of memory traffic.
+        value: Median of the repeats, FLOP/s or byte/s.
+        spread: (largest - smallest) / median of the repeats' durations, as a fraction.
+        method: What was run, with its size and thread count.
+        path: FLOP path that the roof limits, for kind ``flop``.
+        level: Memory level that the roof limits, for kind ``byte``.
+        source: The label of every figure.
+    """
+
+    name: str
+    kind: str
+    value: float
+    spread: float
+    method: str
+    path: str | None
+    level: str | None
+    source: str = "measured"
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and the software. None means that it could not be read or does not exist."""
 
@@ -179,6 +204,7 @@ class Measurement:
         kernels: GPU activity; None with the reason in ``notes``.
         coverage: Whether SASS figures stand; None where no SASS metric was asked for.
         clocks: Clocks in the timed window.
+        roofs: Ceilings measured on this device, where that was done.
         overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
         notes: Part -> why it is missing or limited.
         warnings: For the user, in order of appearance.
@@ -198,6 +224,7 @@ class Measurement:
     kernels: KernelTimes | None = None
     coverage: Coverage | None = None
     clocks: Clocks | None = None
+    roofs: tuple[MeasuredRoof, ...] = ()
     overhead: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -1,14 +1,19 @@
-"""A record in words: the table that a run prints."""
+"""A record in words and in a picture: the table and the roofline of a run."""
 
 import io
+import os
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from roofprobe import device
 from roofprobe.derive import Figure, Figures, figures
-from roofprobe.record import Measurement
+from roofprobe.record import MeasuredRoof, Measurement
+from roofprobe.roofline import Ceiling, Roofline, ceilings_of, place
 from roofprobe.units import number, percent, seconds, si
 
 _FOOTER = (
@@ -62,6 +67,60 @@ def text(record: Measurement, *, width: int = 100) -> str:
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def roofline_of(record: Measurement) -> Roofline:
+    """The roofline of a record: this device's roofs, the step, and the study's view of it.
+
+    Datasheet roofs come from the catalogue, for the paths on which the step did work; measured
+    ones from the record.
+    """
+    derived = figures(record)
+    used = [
+        path for path, figure in derived.flop.items() if figure.value and not figure.upper_bound
+    ]
+    ceilings = [_measured(roof) for roof in record.roofs]
+    environment = record.environment
+    spec = device.find(
+        device_name=environment.device_name,
+        chip=environment.chip,
+        sm_count=environment.sm_count,
+        memory_byte=environment.memory_byte,
+    )
+    if environment.device_kind == "cuda" and spec is not None:
+        ceilings += ceilings_of(spec, used)
+    time = derived.step_time.value
+    dram = derived.byte["dram"].value if "dram" in derived.byte else None
+    placed = [
+        place(
+            f"{record.name}, all FLOP", derived.flop_total.value, dram, time, source=record.source
+        )
+    ]
+    study = derived.study
+    if study is not None and study.reason is not None:
+        # The study divides by kernel time; without kernel records its point has no height.
+        placed.append(
+            place(
+                "study's formula (fp32 SASS over kernel time)",
+                study.flop.value,
+                dram,
+                derived.kernel_time.value,
+                source=record.source,
+            )
+        )
+    return Roofline.of(_title(record), ceilings, placed)
+
+
+def _measured(roof: MeasuredRoof) -> Ceiling:
+    kind = cast(Literal["flop", "byte"], roof.kind)
+    return Ceiling(roof.name, kind, roof.value, roof.path, roof.level, "measured", roof.method)
+
+
+def save_plot(record: Measurement, path: str | os.PathLike[str]) -> Path:
+    """Draws the roofline of a record into a file; its suffix decides the format."""
+    from roofprobe.plot import save_roofline  # matplotlib takes a while, and text needs none
+
+    return save_roofline(roofline_of(record), path)
 
 
 def _title(record: Measurement) -> str:
