@@ -1,29 +1,49 @@
-"""Shared by all tiers: GPU tests run where one narrow probe finds a GPU with counters."""
+"""Shared by all tiers: GPU tests run where one narrow probe finds a GPU."""
 
 import functools
+import os
+import sys
 
 import pytest
 
+NO_GPU = "needs an NVIDIA GPU"
+EXPECTED_SKIPS = {NO_GPU, "needs a machine without an NVIDIA driver"}
+
+_unexpected_skips: list[str] = []
+
 
 @functools.cache
-def _why_no_gpu() -> str | None:
+def _has_gpu() -> bool:
     import torch
 
-    if not torch.cuda.is_available():
-        return "needs an NVIDIA GPU"
-    return None
+    return torch.cuda.is_available()
 
 
 def pytest_runtest_setup(item):
-    if "gpu" in item.keywords and (why := _why_no_gpu()):
-        pytest.skip(why)
+    if "gpu" in item.keywords and not _has_gpu():
+        pytest.skip(NO_GPU)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason not in EXPECTED_SKIPS:
+            _unexpected_skips.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_sessionfinish(session):
+    if _unexpected_skips and os.environ.get("CI"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    for skip in _unexpected_skips:
+        terminalreporter.write_line(f"unexpected skip: {skip}", red=True)
 
 
 @pytest.fixture(autouse=True)
 def no_measurement_left_open():
     """A test that leaves a measurement running fails."""
     yield
-    import sys
-
     probe = sys.modules.get("roofprobe.probe")
     assert probe is None or not probe._active.locked(), "a measurement was left open"
