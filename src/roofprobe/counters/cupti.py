@@ -66,7 +66,10 @@ def _translated(doing: str) -> Iterator[None]:
     try:
         yield
     except _native.CuptiError as error:
-        kind, hint = _STATUS.get(error.code, (CuptiError, "see docs/reliability.md"))
+        kind, hint = _STATUS.get(
+            error.code,
+            (CuptiError, "try a smaller metric set (--metrics memory) or --backend analytic"),
+        )
         raise kind(f"{doing}: {error}; {hint} ({_versions()})", error.code) from None
     except (_native.LibraryError, _native.DriverError) as error:
         raise CuptiLibraryError(f"{doing}: {error}") from None
