@@ -353,6 +353,13 @@ class _Region:
             return
         from roofprobe import report
 
+        if not self._cuda:
+            # No data sheet gives a CPU's roofs, so they are measured, now that it is idle.
+            from roofprobe.ceilings import measure_cpu_roofs
+
+            self._say("=> measuring the roofs of this CPU")
+            self._result = dataclasses.replace(self._result, roofs=measure_cpu_roofs())
+            self._result.save(self._files[0])
         self._say("\n" + report.text(self._result))
         try:
             self._files.append(report.save_plot(self._result, self._folder / "roofline.png"))

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from roofprobe import Measurement, imagenet, report, train
+from roofprobe import Measurement, ceilings, imagenet, report, train
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
 from roofprobe.imagenet import Options, Output, Ranks, Scores, Trainer
 
@@ -36,14 +36,15 @@ def _settings_restored() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plotting measures the CPU's ceilings first, which one test is enough to wait for."""
+def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the roofs and the plot, which one test is enough to wait for."""
 
     def touch(record: Measurement, path: Path) -> Path:
         path.touch()
         return path
 
     monkeypatch.setattr(report, "save_plot", touch)
+    monkeypatch.setattr(ceilings, "measure_cpu_roofs", lambda: ())
 
 
 @pytest.fixture(scope="module")
@@ -415,17 +416,18 @@ def test_real_images_are_measured(
     assert record.source == "analytic"
     assert record.timing is not None
     assert len(record.timing.step) == 2
+    assert {roof.kind for roof in record.roofs} == {"flop", "byte"}
     assert record.workload["arch"] == "squeezenet1_1"
     assert record.workload["data"] == str(folder)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2:] == [str(out / "run.json"), str(out / "roofline.png")]
     phases = [line for line in printed if line.startswith(("=> ", "Epoch"))]
     assert [line.split()[1].rstrip(":,") for line in phases] == [
-        "squeezenet1_1", "warm-up", "4", "[0][0/3]", "timing", "[0][2/3]", "pass",
+        "squeezenet1_1", "warm-up", "4", "[0][0/3]", "timing", "[0][2/3]", "pass", "measuring",
     ]  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_plot")
+@pytest.mark.usefixtures("quick_report")
 def test_whole_epochs_are_validated_saved_and_resumed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -498,7 +500,7 @@ def test_running_out_of_memory_names_the_way_out(
     assert not list(tmp_path.iterdir())  # nothing had been measured
 
 
-@pytest.mark.usefixtures("no_plot")
+@pytest.mark.usefixtures("quick_report")
 def test_training_goes_on_when_another_profiler_has_the_counters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
