@@ -255,7 +255,7 @@ def _train_epoch(
             pace = (now - since) / (index - printed)
             say(f"Epoch [{trainer.epoch}][{index}/{total}]  Time {pace:.4f} s  {scores}")
             printed, since = index, now
-        if limit is None and region.closed:
+        if limit is None and region.over:
             return
 
 
@@ -280,6 +280,7 @@ class _Region:
 
     Attributes:
         closed: True once it has ended; steps are then plain steps.
+        over: True once it has ended and no other profiler waits for steps to look at.
         tracing: True while kernels between the steps are recorded, too.
     """
 
@@ -302,6 +303,8 @@ class _Region:
         self._files: list[Path] = []
         self._cuda = device.type == "cuda"
         self._bracketed = False
+        self._steps = args.steps
+        self._left_to_others = 0  # plain steps that another profiler's region still covers
         # A CPU step is long and alike to the next: ResNet-18 at batch 256 takes 20 s on two cores.
         warmup, timed = (5, 10) if self._cuda else (1, 2)
         self._measure = roofprobe.measure(
@@ -336,16 +339,31 @@ class _Region:
         """Its body is one training step, measured while there is something left to measure."""
         if self.closed:
             yield
+            if self._left_to_others:
+                self._left_to_others -= 1
+                if not self._left_to_others:
+                    self._unbracket()
             return
         with self._probe.step():
             yield
         if self._probe.done:
             self._close()
 
+    @property
+    def over(self) -> bool:
+        return self.closed and not self._left_to_others
+
     def give_up(self, error: CountersBusyError) -> None:
-        """Goes on without counters: under ncu or nsys they are not ours, and that is intended."""
+        """Goes on without counters: under ncu or nsys they are not ours, and that is intended.
+
+        The region that those look at is then a plain step, or as many as --steps asks for.
+        """
+        bracketed = self._bracketed
         self._close(type(error), error, error.__traceback__)
         print(f"{PROG}: training goes on without counters: {error}", file=sys.stderr)
+        if self._cuda and not bracketed:
+            self._bracket()
+            self._left_to_others = self._steps or 1
 
     def report(self) -> None:
         """Draws the plot, prints the table, and last the files written."""
@@ -372,11 +390,7 @@ class _Region:
         self.tracing = event.phase == "kernels"
         if event.phase == "plan":
             # From after the warm-up on, for ``ncu --profile-from-start off``.
-            if self._cuda:
-                import torch
-
-                torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-                self._bracketed = True
+            self._bracket()
             self._say(f"=> {event.message}")
         elif event.phase == "pass":
             self._say(f"=> pass {event.index} of {event.total}")
@@ -391,14 +405,26 @@ class _Region:
         trace: TracebackType | None = None,
     ) -> None:
         self.closed = True
-        if self._bracketed:
-            import torch
-
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+        self._unbracket()
         try:
             self._measure.__exit__(kind, error, trace)
         finally:
             self._save(interrupted=error is not None)
+
+    def _bracket(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            self._bracketed = True
+
+    def _unbracket(self) -> None:
+        if self._bracketed:
+            import torch
+
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+            self._bracketed = False
 
     def _save(self, interrupted: bool) -> None:
         try:
