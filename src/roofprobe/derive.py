@@ -101,7 +101,7 @@ def figures(record: Measurement) -> Figures:
         for row in rows
         if row.kind == "flop" and row.path != "study_fp16" and not row.upper_bound
     ]
-    total = _summed(record, counted)
+    total = _total(record, counted)
     byte = _bytes(record, rows)
     intensity: dict[str, Figure] = {
         level: _ratio(total, byte[level]) for level in metrics.LEVELS if level in byte
@@ -121,6 +121,17 @@ def figures(record: Measurement) -> Figures:
         byte_per_s=_ratio(dram, step_time),
         study=_study(record, total, dram, kernel_time),
     )
+
+
+def _total(record: Measurement, counted: Sequence[Metric]) -> Figure:
+    """Sum over paths; None where the chip has a path that this run did not count."""
+    asked = {row.path for row in counted}
+    missing = [path for path in metrics.flop_paths(record.environment.chip) if path not in asked]
+    if missing:
+        names = ", ".join(missing)
+        reason = f"this run did not count {names}; the set {metrics.DEFAULT_SET} does"
+        return Figure(None, record.source, reason=reason)
+    return _summed(record, counted)
 
 
 def _bytes(record: Measurement, rows: Sequence[Metric]) -> dict[str, Figure]:

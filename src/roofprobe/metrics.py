@@ -264,6 +264,14 @@ def family_of(chip: str) -> Family:
     )
 
 
+def flop_paths(chip: str | None) -> tuple[str, ...]:
+    """Paths whose exact FLOP make up a total on a chip; none for a chip without a table."""
+    family = next((family for family in FAMILIES if chip in family.chips), None)
+    rows = (*family.tensor, *family.sass) if family is not None else ()
+    exact = [row.path for row in rows if row.kind == "flop" and not row.upper_bound]
+    return tuple(dict.fromkeys(path for path in exact if path is not None))
+
+
 SET_NAMES: Final = ("study", "fp32", "memory", "full")
 
 

@@ -3,8 +3,9 @@
 import pytest
 from test_record import sample
 
+from roofprobe import metrics
 from roofprobe.derive import figures
-from roofprobe.record import KernelTimes, Round, Timing
+from roofprobe.record import Environment, KernelTimes, Round, Timing
 
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
@@ -28,9 +29,11 @@ COUNTERS = {
 }
 
 
-def record(*rounds, unavailable=None, **changes):
+def record(*rounds, unavailable=None, chip=None, **changes):
+    """A record of a chip without a metric table, so that what was asked for is all there is."""
     rounds = rounds or (COUNTERS,)
     return sample(
+        environment=Environment("a GPU", "cuda", chip=chip),
         metrics=tuple(rounds[0]),
         rounds=tuple(Round(counters, 1, 0) for counters in rounds),
         unavailable=unavailable or {},
@@ -100,6 +103,20 @@ def test_a_total_that_misses_a_part_is_none():
     assert found.flop["tensor_tf32"].value == 910
     assert found.byte["dram"].value == 50
     assert found.study.flop.value is None
+
+
+def test_a_total_without_a_path_that_the_chip_has_is_none():
+    fp32_only = {SASS.format(op): 1.0 for op in ("fadd", "fmul", "ffma")}
+    found = figures(record(fp32_only, chip="GV100"))
+    assert found.flop["sass_fp32"].value == 4
+    assert found.flop_total.value is None
+    assert found.flop_per_s.value is None
+    assert "tensor_fp16, sass_fp64" in found.flop_total.reason
+    assert "sass_fp16" not in found.flop_total.reason
+    assert found.study.flop.value == 4
+    everything = {name: 1.0 for name in metrics.metric_set("full", "GV100")}
+    # Two tensor counters, fp32 4, fp64 4; the fp16 upper bound stays outside.
+    assert figures(record(everything, chip="GV100")).flop_total.value == 2 + 4 + 4
 
 
 def test_a_level_that_misses_a_direction_is_none():
