@@ -13,6 +13,7 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -21,7 +22,6 @@ from roofprobe.record import KernelTimes
 
 _BUFFER_BYTE: Final = 8 * 2**20
 _COPY_DEVICE_TO_DEVICE: Final = 8  # CUPTI_ACTIVITY_MEMCPY_KIND_DTOD, cupti_activity.h
-_CLOCK_WINDOW: Final = 0.02  # s; the unit is found to about 0.01% in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class KernelTracer:
         self._synchronize = synchronize
         self._records: list[Span] = []  # in CUPTI's ticks
         self._running = False
+        self._clock = (0, 0)  # CUPTI's ticks and nanoseconds while tracing
 
     def start(self) -> None:
         """Switches tracing on.
@@ -63,6 +64,7 @@ class KernelTracer:
         """
         cupti = _cupti()
         self._synchronize()
+        self._clock = cupti.get_timestamp(), time.perf_counter_ns()
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTE, 0), self._keep)
             for kind in _kinds(cupti):
@@ -79,6 +81,8 @@ class KernelTracer:
         self._running = False
         cupti = _cupti()
         self._synchronize()
+        ticks, clock = self._clock
+        self._clock = cupti.get_timestamp() - ticks, time.perf_counter_ns() - clock
         cupti.activity_flush_all(1)
         for kind in _kinds(cupti):
             cupti.activity_disable(kind)
@@ -94,7 +98,7 @@ class KernelTracer:
         """
         if not self._records:
             raise RoofprobeError("CUPTI recorded no work; does another tool hold its records?")
-        unit = _seconds_per_tick(_cupti())
+        unit = seconds_per_tick(*self._clock)
         return summarize(
             [replace(span, start=span.start * unit, end=span.end * unit) for span in self._records],
             steps,
@@ -140,14 +144,21 @@ def summarize(work: Sequence[Span], steps: int) -> KernelTimes:
     )
 
 
-def _seconds_per_tick(cupti: Any) -> float:
-    """Unit of CUPTI's time stamps now: nanoseconds, unless somebody installed another clock."""
-    ticks, clock = cupti.get_timestamp(), time.perf_counter_ns()
-    time.sleep(_CLOCK_WINDOW)
-    ticks, clock = cupti.get_timestamp() - ticks, time.perf_counter_ns() - clock
-    per_nanosecond = ticks / clock
-    # The clock reading itself is good to about 0.1%; nanoseconds are taken as exact.
-    return 1e-9 if abs(per_nanosecond - 1) < 1e-2 else 1e-9 / per_nanosecond
+def seconds_per_tick(ticks: int, nanoseconds: int) -> float:
+    """Unit of CUPTI's time stamps: nanoseconds, unless somebody installed another clock.
+
+    Args:
+        ticks: By how much CUPTI's time stamp moved on.
+        nanoseconds: How long that took.
+    """
+    # Reading both clocks is good to microseconds; close to nanoseconds is taken as exactly those.
+    return 1e-9 if abs(ticks / nanoseconds - 1) < 1e-2 else 1e-9 * nanoseconds / ticks
+
+
+def preload() -> None:
+    """Imports cupti-python, which takes a while, ahead of its use; says nothing if it cannot."""
+    with suppress(RoofprobeError):
+        _cupti()
 
 
 def _kinds(cupti: Any) -> tuple[Any, Any, Any]:

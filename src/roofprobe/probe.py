@@ -18,8 +18,7 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from roofprobe import coverage, environment, metrics
-from roofprobe.activity import KernelTracer
+from roofprobe import activity, coverage, environment, metrics
 from roofprobe.counters import CounterBackend, Plan, RoundCounters
 from roofprobe.errors import MeasurementActiveError, RoofprobeError, UsageError
 from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
@@ -226,7 +225,7 @@ class Probe:
             self._overhead["passes"] = counted - total * self._timing.median
 
     def _trace_steps(self) -> Generator[None, None, None]:
-        tracer = KernelTracer(self._synchronize)
+        tracer = activity.KernelTracer(self._synchronize)
         started = time.perf_counter()
         try:
             for index in range(self._traced):
@@ -246,7 +245,7 @@ class Probe:
             plain = self._traced * self._timing.median
             self._overhead["kernels"] = time.perf_counter() - started - plain
 
-    def _start_tracer(self, tracer: KernelTracer) -> None:
+    def _start_tracer(self, tracer: activity.KernelTracer) -> None:
         # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
         if torch._C._autograd._profiler_enabled():
             self._profiler_seen = True
@@ -264,6 +263,8 @@ class Probe:
         started = time.perf_counter()
         names = metrics.resolve(self._request, self._backend.chip, self._levels)
         plan = self._backend.prepare(metrics.with_coverage(names))
+        if self._traced:
+            activity.preload()
         self._overhead["prepare (beside warm-up)"] = time.perf_counter() - started
         return plan
 

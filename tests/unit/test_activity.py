@@ -1,6 +1,6 @@
 import pytest
 
-from roofprobe.activity import Span, summarize
+from roofprobe.activity import Span, seconds_per_tick, summarize
 
 
 def test_sum_union_and_span_of_overlapping_kernels():
@@ -33,3 +33,10 @@ def test_a_kernel_inside_another_is_counted_once_in_the_union():
     found = summarize([Span("kernel", 0.0, 10.0), Span("kernel", 2.0, 3.0)], steps=1)
     assert found.union == 10.0
     assert found.sum == 11.0
+
+
+def test_the_unit_of_time_stamps():
+    assert seconds_per_tick(1_000_000, 1_000_000) == 1e-9
+    assert seconds_per_tick(1_000_500, 1_000_000) == 1e-9
+    # 2.1 ticks a nanosecond, as torch.profiler leaves it on a 2.1 GHz processor
+    assert seconds_per_tick(2_100_000, 1_000_000) == pytest.approx(1e-9 / 2.1)

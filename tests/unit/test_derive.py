@@ -114,7 +114,7 @@ def test_a_total_without_a_path_that_the_chip_has_is_none():
     assert "tensor_fp16, sass_fp64" in found.flop_total.reason
     assert "sass_fp16" not in found.flop_total.reason
     assert found.study.flop.value == 4
-    everything = {name: 1.0 for name in metrics.metric_set("full", "GV100")}
+    everything = dict.fromkeys(metrics.metric_set("full", "GV100"), 1.0)
     # Two tensor counters, fp32 4, fp64 4; the fp16 upper bound stays outside.
     assert figures(record(everything, chip="GV100")).flop_total.value == 2 + 4 + 4
 
