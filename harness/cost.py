@@ -19,7 +19,7 @@ from typing import Any
 
 ARCH, BATCH = "resnet18", 64
 WARMUP, TIMED = 5, 10
-REPEATS = 2
+REPEATS = 3
 
 
 def loop(kind: str) -> dict[str, Any]:
