@@ -141,6 +141,7 @@ def summarize(work: Sequence[Span], steps: int) -> KernelTimes:
         span=(reached - ordered[0].start) / steps,
         copy_byte=sum(span.byte for span in work if span.kind == "copy") / steps,
         fill_byte=sum(span.byte for span in work if span.kind == "fill") / steps,
+        copies=sum(span.kind != "kernel" for span in work) / steps,
     )
 
 

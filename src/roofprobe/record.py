@@ -82,6 +82,7 @@ class KernelTimes:
         span: Start of the first of these to end of the last, seconds.
         copy_byte: Bytes that the driver copied within the device.
         fill_byte: Bytes that the driver filled (memset).
+        copies: How many such copies and fills there were.
         source: ``cupti_activity``.
     """
 
@@ -93,6 +94,7 @@ class KernelTimes:
     span: float
     copy_byte: float
     fill_byte: float
+    copies: float = 0.0
     source: str = "cupti_activity"
 
 

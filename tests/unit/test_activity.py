@@ -20,6 +20,7 @@ def test_sum_union_and_span_of_overlapping_kernels():
     assert found.span == pytest.approx(8 / 2)
     assert found.copy_byte == 50
     assert found.fill_byte == 5
+    assert found.copies == 1
 
 
 def test_copies_alone_are_no_kernels():

@@ -8,8 +8,8 @@ GLOBAL = "smsp__inst_executed_op_global_st_pred_on_any.sum"
 GENERIC = "smsp__inst_executed_op_generic_st_pred_on_any.sum"
 
 
-def kernels(graph=0.0, copied=0.0, filled=0.0):
-    return KernelTimes(1, 10, graph, 0.1, 0.1, 0.1, copied, filled)
+def kernels(graph=0.0, copied=0.0, filled=0.0, copies=0.0):
+    return KernelTimes(1, 10, graph, 0.1, 0.1, 0.1, copied, filled, copies)
 
 
 def judge(sass, hardware, generic=0.0, *, ran=None, profiler=False):
@@ -34,6 +34,13 @@ def test_the_driver_copies_explain_what_is_missing():
     judged = judge(900.0, 1000.0, ran=kernels(copied=6_400))
     assert judged.fraction == 0.95
     assert not judged.trusted
+
+
+def test_each_copy_may_end_in_a_partly_filled_warp():
+    # Counted on an H200: 200 copies of 4,000 byte are 200 * 31.25 warps, and read 6,400 stores.
+    judged = judge(0.0, 6400.0, ran=kernels(copied=200 * 4000, copies=200))
+    assert judged.fraction == 1.0
+    assert judged.trusted
 
 
 def test_copies_never_explain_more_than_is_missing():
