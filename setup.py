@@ -10,7 +10,7 @@ from setuptools.command.build_ext import build_ext
 
 
 def cuda_include_dirs() -> list[str]:
-    """Folders with cuda.h and CUPTI's headers: ROOFPROBE_CUDA_INCLUDE, else NVIDIA's pip packages."""
+    """Folders with CUPTI's headers: ROOFPROBE_CUDA_INCLUDE, else NVIDIA's pip packages."""
     if given := os.environ.get("ROOFPROBE_CUDA_INCLUDE"):
         return given.split(os.pathsep)
     layouts = ("cu13/include", "cuda_cupti/include", "cuda_runtime/include")
@@ -22,6 +22,7 @@ class CMakeBuild(build_ext):
     """One CMake configure and build for the one extension."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Configures and builds into the folder where setuptools expects the extension."""
         import pybind11
 
         source = Path(__file__).resolve().parent

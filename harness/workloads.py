@@ -1,9 +1,48 @@
-"""The training step that the harness measures: a torchvision classifier on one random batch."""
+"""Work for the harness and the tests on a GPU: kernels of known size, and training steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-import torchvision
+
+Step = Callable[[], object]
+
+
+@contextmanager
+def tf32(convolutions: bool, products: bool | None = None) -> Iterator[None]:
+    """TF32 on or off for convolutions, and for matrix products alike unless told.
+
+    PyTorch's default is ``tf32(True, False)``.
+    """
+    products = convolutions if products is None else products
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def gemm(size: int, dtype: torch.dtype) -> Step:
+    """One product of two random square matrices: 2 * size^3 FLOP."""
+    a = torch.randn(size, size, device="cuda").to(dtype)
+    b = torch.randn(size, size, device="cuda").to(dtype)
+    out = torch.empty(size, size, device="cuda", dtype=dtype)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def copy(byte: int) -> Step:
+    """A copy of fp32 values by PyTorch's own kernel: ``x + 0``, one FMA an element."""
+    source = torch.randn(byte // 4, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: torch.add(source, 0.0, out=target)
+
+
+def driver_copy(byte: int) -> Step:
+    """A contiguous copy, which the driver runs with a kernel of its own."""
+    source = torch.randn(byte // 4, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
 def training_step(
@@ -12,30 +51,34 @@ def training_step(
     *,
     amp: torch.dtype | None = None,
     channels_last: bool = False,
-) -> Callable[[], None]:
-    """Builds one SGD step with fixed seed, ImageNet's sizes and the usual hyperparameters.
+    compiled: bool = False,
+) -> Step:
+    """One SGD step of a torchvision classifier on one random batch of ImageNet's size.
 
     Args:
         arch: Name of a torchvision classifier.
         batch: Images.
         amp: Autocast type; None for none.
         channels_last: Memory format of model and images.
+        compiled: Use ``torch.compile``.
     """
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.get_model(arch).cuda()
     images = torch.randn(batch, 3, 224, 224, device="cuda")
     if channels_last:
-        # torch's stub for Module.to lacks this overload.
         model = model.to(memory_format=torch.channels_last)
         images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 1000, (batch,), device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     criterion = torch.nn.CrossEntropyLoss()
+    forward = torch.compile(model) if compiled else model
 
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast("cuda", amp, enabled=amp is not None):
-            loss = criterion(model(images), labels)
+            loss = criterion(forward(images), labels)
         loss.backward()
         optimizer.step()
 

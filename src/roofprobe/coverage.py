@@ -6,10 +6,11 @@ instruction, stores to memory, is therefore counted both ways (docs/design.md, "
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from roofprobe import metrics
-from roofprobe.record import Coverage, KernelTimes
+from roofprobe.record import Coverage, KernelTimes, Measurement
 
 # Fully seen steps read 0.9985 to 1.0000 once the driver's copies are accounted for (25 kinds of
 # work on an H200, harness/results/h200/coverage.json).
@@ -19,6 +20,32 @@ THRESHOLD: Final = 0.98
 # 16,777,216 store instructions, and 200 copies of 4,000 bytes 6,400, so that a last, partly filled
 # warp counts as one (measured, H200: harness/results/h200/coverage.json).
 _COPY_BYTE_PER_STORE: Final = 128
+
+
+def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
+    """The record with its coverage, and without SASS counters that cannot be believed.
+
+    Args:
+        record: As counted.
+        profiler_active: A PyTorch profiler was on while counters were collected.
+    """
+    if not record.rounds:
+        return record
+    means = {name: record.value(name) for name in record.metrics}
+    judged = judge(means, record.kernels, profiler_active=profiler_active)
+    record = replace(record, coverage=judged)
+    if judged is None or judged.trusted:
+        return record
+    hidden = {row.name for row in metrics.rows(record.metrics) if row.instrumented}
+    rounds = tuple(
+        replace(
+            counted,
+            counters={n: None if n in hidden else v for n, v in counted.counters.items()},
+        )
+        for counted in record.rounds
+    )
+    reasons = dict.fromkeys(sorted(hidden), str(judged.cause))
+    return replace(record, rounds=rounds, unavailable={**reasons, **record.unavailable})
 
 
 def judge(

@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Final, Literal, TypeVar
 
 import torch
@@ -334,60 +333,37 @@ class Probe:
         unavailable = dict(plan.unavailable)
         for counts, _ in self._collected:
             unavailable |= counts.reasons
-        means = {
-            name: self._mean(name)
-            for name in (self._collected[0][0].values if self._collected else ())
-        }
-        judged = coverage.judge(means, self._kernels, profiler_active=self._profiler_seen)
-        hidden: set[str] = set()
-        if judged is not None and not judged.trusted:
-            hidden = {row.name for row in metrics.rows(means) if row.instrumented}
-            unavailable |= dict.fromkeys(sorted(hidden), str(judged.cause))
-            self._warnings.append(f"SASS counters are not usable: {judged.cause}")
-        rounds = tuple(
-            Round(
-                {n: None if n in hidden else v for n, v in counts.values.items()},
-                len(durations),
-                counts.ranges_dropped,
-                durations,
-            )
-            for counts, durations in self._collected
-        )
         if missing:
+            whole = len(self._collected)
             self._warnings.append(
                 f"incomplete: the loop ended {missing} steps too early; "
-                f"{len(rounds)} of {self._round_count} rounds of counters are whole"
+                f"{whole} of {self._round_count} rounds of counters are whole"
             )
-            unavailable |= {
-                name: "the loop ended before all passes of a round were done"
-                for name in plan.metrics
-                if not rounds
-            }
+            if not whole:
+                why = "the loop ended before all passes of a round were done"
+                unavailable |= dict.fromkeys(plan.metrics, why)
         record = Measurement(
             name=self.name,
             source=self._backend.source,
             created=environment.now_utc(),
             environment=environment.collect(self._device),
             workload=self._workload,
-            metrics=plan.metrics + tuple(n for n in plan.unavailable if n not in plan.metrics),
-            rounds=rounds,
+            metrics=(*plan.metrics, *plan.unavailable),
+            rounds=tuple(
+                Round(counts.values, len(durations), counts.ranges_dropped, durations)
+                for counts, durations in self._collected
+            ),
             complete=not missing,
             steps_missing=missing,
             unavailable=unavailable,
             timing=self._timing,
             kernels=self._kernels,
-            coverage=judged,
             clocks=self._clocks,
             overhead=self._overhead,
             notes=self._notes,
         )
-        self._warnings += _noteworthy(record)
-        return replace(record, warnings=tuple(self._warnings))
-
-    def _mean(self, name: str) -> float | None:
-        values = [counts.values[name] for counts, _ in self._collected]
-        known = [value for value in values if value is not None]
-        return fmean(known) if len(known) == len(values) else None
+        record = coverage.applied(record, profiler_active=self._profiler_seen)
+        return replace(record, warnings=(*self._warnings, *_noteworthy(record)))
 
 
 @contextmanager
@@ -516,6 +492,8 @@ def _backend(choice: str | CounterBackend, device: torch.device) -> CounterBacke
 def _noteworthy(record: Measurement) -> list[str]:
     """Warnings about what was measured, for a person to judge."""
     found = []
+    if record.coverage is not None and not record.coverage.trusted:
+        found.append(f"SASS counters are not usable: {record.coverage.cause}")
     if record.timing is not None and record.timing.spread > 0.1 and len(record.timing.step) > 2:
         found.append(
             f"step times differ by {100 * record.timing.spread:.0f}% (largest minus smallest): "

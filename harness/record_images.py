@@ -1,18 +1,17 @@
-"""Records the counter-data images of this folder. Run on a GPU, from the project's root:
+"""Records counter-data images of known work, for tests that have no GPU.
 
-    python tests/data/record.py tests/data
+    python harness/record_images.py tests/data
 
 Each workload gives NAME.counters (images, one round) and NAME.json (the run record with the
 values that the GPU machine evaluated).
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-
 import torch
-from workloads import copy, gemm, tf32, training_step
+from workloads import Step, copy, gemm, tf32, training_step
 
 import roofprobe
 
@@ -21,7 +20,7 @@ GIB2 = 2 * 2**30
 
 def main(folder: str) -> None:
     """Records everything into ``folder``."""
-    cases = {
+    cases: dict[str, tuple[Callable[[], Step], bool | None]] = {
         "gemm4096-fp32": (lambda: gemm(4096, torch.float32), False),
         "gemm4096-tf32": (lambda: gemm(4096, torch.float32), True),
         "gemm4096-bf16": (lambda: gemm(4096, torch.bfloat16), False),
