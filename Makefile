@@ -8,8 +8,9 @@ ARGS ?= -a resnet18 --dummy
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SANITIZED := build/sanitized
+CUPTI_12_8 := $(VENV)/share/cupti-12.8
 
-.PHONY: help setup train test unit gpu lint format sanitize clean
+.PHONY: help setup train test unit gpu lint format sanitize compat clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -23,9 +24,10 @@ $(READY): pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*)
 	@command -v c++ > /dev/null || { echo "roofprobe needs a C++ compiler (c++), such as Debian's package g++"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	# A libcupti that is too old, for the test that it is refused; beside the environment's own
-	# packages, because PyTorch would load it from there.
+	# Other CUPTIs for the tests: one that is too old and must be refused, and the oldest to build
+	# for. They lie beside the environment's own packages: PyTorch would load them from there.
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/share/cupti-12.4 nvidia-cuda-cupti-cu12==12.4.127
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(CUPTI_12_8) nvidia-cuda-cupti-cu12==12.8.90 nvidia-cuda-runtime-cu12==12.8.90
 	touch $(READY)
 
 train: $(READY)  ## measure a training step; ARGS="-a alexnet --dummy" for another
@@ -61,6 +63,12 @@ sanitize: $(READY)  ## the extension's tests under AddressSanitizer and UBSan
 	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	PYTHONPATH=$(SANITIZED) PYTHONMALLOC=malloc \
 	  $(BIN)/python -m pytest tests/native -p no:cacheprovider
+
+compat: $(READY)  ## the extension built with CUPTI 12.8's headers, and its tests
+	rm -rf build/cupti-12.8
+	ROOFPROBE_CUDA_INCLUDE="$(CURDIR)/$(CUPTI_12_8)/nvidia/cuda_cupti/include:$(CURDIR)/$(CUPTI_12_8)/nvidia/cuda_runtime/include" \
+	  $(BIN)/pip install --quiet --no-deps --target build/cupti-12.8 .
+	PYTHONPATH=build/cupti-12.8 $(BIN)/python -m pytest tests/native -p no:cacheprovider
 
 clean:  ## forget the environment and everything built
 	rm -rf $(VENV) build src/*.egg-info src/roofprobe/*.so

@@ -35,13 +35,34 @@ def test_a_missing_file_is_named():
     assert "/nowhere/libcupti.so.13" in done.stderr
 
 
-# CUDA 12.4's libcupti, which `make test` puts there: PyTorch would load it from site-packages.
-OLD = Path(sys.prefix, "share/cupti-12.4/nvidia/cuda_cupti/lib/libcupti.so.12")
+def other(version):
+    """A libcupti that is not this PyTorch's; `make setup` puts it there."""
+    path = Path(sys.prefix, f"share/cupti-{version}/nvidia/cuda_cupti/lib/libcupti.so.12")
+    assert path.is_file(), f"no {path}: run `make setup`"
+    return path
+
+
+def test_one_build_serves_cupti_12_and_13():
+    """CUDA 12.8's libcupti reads images that 13.0 recorded, to the same values."""
+    code = """
+import sys
+from roofprobe import _native
+print(_native.load_cupti(sys.argv[1]))
+from roofprobe.counters.recorded import CounterFile
+print(CounterFile.load(sys.argv[2]).evaluate()[0].values["sm__ops_path_tensor_src_fp16.sum"])
+"""
+    image = Path(__file__).parents[1] / "data/gemm4096-fp16.counters"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(other("12.8")), str(image)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["26", str(float(2 * 4096**3))]
 
 
 def test_a_libcupti_without_range_profiler_says_what_works():
-    assert OLD.is_file(), f"no {OLD}: run `make setup`"
-    done = load(OLD)
+    done = load(other("12.4"))
     assert done.returncode != 0
     assert "CUPTI 12.4" in done.stderr
     assert "no range profiler" in done.stderr
