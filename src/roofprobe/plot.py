@@ -447,7 +447,8 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         paragraphs.append(f"Notes: {_by_last(notes)}.")
     if points:
         sources = _by_last(zip(names, (p.source for p in points), strict=True), brief=True)
-        paragraphs.append(f"Counted by {sources}. One FMA is two FLOP.")
+        model = " (a model of the work, not a measurement)" if "analytic" in sources else ""
+        paragraphs.append(f"FLOP and bytes: {sources}{model}. One FMA is two FLOP.")
     for source in _DASHES:
         details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source and c.detail]
         if details:

@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,9 @@ _FOOTER = (
     "1 FMA = 2 FLOP; GB = 1e9 B; intensity = FLOP / DRAM bytes (read + write); "
     "FLOP/s = FLOP / unprofiled step time."
 )
+
+# A path with less of the total than this gets no roof of its own in the picture.
+_WORTH_A_ROOF: Final = 0.01
 
 # What each FLOP path is, in the words of the field.
 _PATHS = {
@@ -72,12 +75,15 @@ def text(record: Measurement, *, width: int = 100) -> str:
 def roofline_of(record: Measurement) -> Roofline:
     """The roofline of a record: this device's roofs, the step, and the study's view of it.
 
-    Datasheet roofs come from the catalogue, for the paths on which the step did work; measured
-    ones from the record.
+    Datasheet roofs come from the catalogue, for the paths on which a percent of the step's FLOP
+    or more ran; measured ones from the record.
     """
     derived = figures(record)
+    total = derived.flop_total.value or 0.0
     used = [
-        path for path, figure in derived.flop.items() if figure.value and not figure.upper_bound
+        path
+        for path, figure in derived.flop.items()
+        if figure.value and not figure.upper_bound and figure.value >= _WORTH_A_ROOF * total
     ]
     ceilings = [_measured(roof) for roof in record.roofs]
     environment = record.environment

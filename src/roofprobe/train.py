@@ -308,7 +308,7 @@ class _Region:
         # A CPU step is long and alike to the next: ResNet-18 at batch 256 takes 20 s on two cores.
         warmup, timed = (5, 10) if self._cuda else (1, 2)
         self._measure = roofprobe.measure(
-            f"{options.arch} batch {options.batch_size}",
+            _name(options),
             metrics=args.metrics,
             warmup=warmup if args.warmup is None else args.warmup,
             timed=timed,
@@ -533,6 +533,19 @@ def _folders(args: argparse.Namespace, ranks: "Ranks") -> tuple[Path, Path]:
     if not os.access(own, os.W_OK):
         raise RoofprobeError(f"--out {own} cannot be written to")
     return base, own
+
+
+def _name(options: "Options") -> str:
+    """What tells this run from others of the same model, for titles."""
+    tf32 = {True: "TF32 on", False: "TF32 off"}
+    parts = [
+        f"{options.arch} batch {options.batch_size}",
+        options.amp,
+        tf32[options.tf32] if options.tf32 is not None else None,
+        "channels-last" if options.channels_last else None,
+        "compiled" if options.compile else None,
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _workload(options: "Options", ranks: "Ranks") -> dict[str, str | int | float | bool | None]:

@@ -149,7 +149,7 @@ def test_levels_are_named_where_they_differ():
 def test_the_caption_lists_what_is_left_out_and_the_sources():
     caption = " ".join(drawn(FULL)[3][-1].split())
     assert "Not drawn: 0 FLOP (memset, hash); 0 s (zero_time)." in caption
-    assert "Counted by cupti. One FMA is two FLOP." in caption
+    assert "FLOP and bytes: cupti. One FMA is two FLOP." in caption
     assert "Datasheet roofs: H200 SXM, dense, seen 2026-11: https://www.nvidia.com" in caption
     assert "Measured roofs: 2048^3 matmul (FP32); 1 GiB copy (DRAM)" in drawn(CPU)[3][-1]
 
