@@ -2,11 +2,13 @@
 
 Question: how much longer does a training loop take because it is measured?
 Method: the same number of steps is run in fresh processes, once plain and once measured; the
-difference of the two loops' wall clock is what the user pays, CUPTI's first start included.
-The slowdown of the steps under hardware counters is taken with CUDA events inside the step,
-against steps that also begin on an idle GPU.
+difference of the two loops' wall clock is what the user pays, CUPTI's first start included. The
+slowdown of steps under hardware counters is taken with CUDA events inside the step, against plain
+steps that also begin on an idle GPU.
 
-    python harness/cost.py OUT.json
+    python harness/cost.py OUT.json       # 8 processes of about 10 s
+
+The result is written anew after every process, so that a run that is cut short keeps what it has.
 """
 
 import json
@@ -19,7 +21,9 @@ from typing import Any
 
 ARCH, BATCH = "resnet18", 64
 WARMUP, TIMED = 5, 10
-REPEATS = 3
+# What each process does, in the order of their worth.
+RUNS = ("measured", "plain", "measured", "plain", "measured", "plain", "bare", "twice")
+PLAIN_STEPS = WARMUP + TIMED + 7 + 2  # of a measurement on GH100
 
 
 def loop(kind: str) -> dict[str, Any]:
@@ -27,7 +31,7 @@ def loop(kind: str) -> dict[str, Any]:
 
     Args:
         kind: ``plain``, ``measured``, ``bare`` (measured without kernel records) or ``twice``
-            (a second measurement in the same process).
+            (the second measurement of a process).
     """
     import torch
     from workloads import training_step
@@ -47,21 +51,22 @@ def loop(kind: str) -> dict[str, Any]:
         pair[1].record()
         events.append(pair)
 
+    def durations() -> list[float]:
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 for a, b in events]
+
     torch.cuda.synchronize()
     if kind == "plain":
-        steps = int(sys.argv[2])
         started = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(PLAIN_STEPS):
             timed_step()
         torch.cuda.synchronize()
         wall = time.perf_counter() - started
-        isolated = []
+        events.clear()
         for _ in range(20):
             torch.cuda.synchronize()
             timed_step()
-            torch.cuda.synchronize()
-            isolated.append(events[-1][0].elapsed_time(events[-1][1]) / 1e3)
-        return {"wall": wall, "isolated": median(isolated)}
+        return {"wall": wall, "steps": PLAIN_STEPS, "isolated": median(durations())}
     options: dict[str, Any] = {"warmup": WARMUP, "timed": TIMED, "kernels": kind != "bare"}
     if kind == "twice":
         roofprobe.measure_step(timed_step, **options)
@@ -71,9 +76,8 @@ def loop(kind: str) -> dict[str, Any]:
     record = roofprobe.measure_step(timed_step, **options)
     torch.cuda.synchronize()
     wall = time.perf_counter() - started
-    passes = record.rounds[0].passes
-    first = WARMUP + TIMED
     assert record.timing is not None
+    first, passes = WARMUP + TIMED, record.rounds[0].passes
     return {
         "wall": wall,
         "steps": len(events),
@@ -81,7 +85,7 @@ def loop(kind: str) -> dict[str, Any]:
         "passes": passes,
         "metrics": len(record.metrics),
         "pass_duration": list(record.rounds[0].pass_duration),
-        "pass_step": [a.elapsed_time(b) / 1e3 for a, b in events[first : first + passes]],
+        "pass_step": durations()[first : first + passes],
         "overhead": dict(record.overhead),
         "environment": {
             "device": record.environment.device_name,
@@ -93,62 +97,64 @@ def loop(kind: str) -> dict[str, Any]:
     }
 
 
-def child(*arguments: str) -> dict[str, Any]:
-    """Runs ``loop`` in a fresh process."""
-    output = subprocess.run(
-        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
-    ).stdout
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Figures from the processes that have run; those that lack a part are left out."""
+    found: dict[str, Any] = {}
+    if not runs["measured"] or not runs["plain"]:
+        return found
+    step = median(run["step"] for run in runs["measured"])
+    plain = median(run["wall"] for run in runs["plain"])
+    isolated = median(run["isolated"] for run in runs["plain"])
+    hardware = median(t for run in runs["measured"] for t in run["pass_step"][:-1])
+    found["step"] = step
+    found["isolated_step"] = isolated
+    found["hardware_pass_step"] = hardware
+    found["hardware_pass_slowdown"] = hardware / isolated - 1
+    found["sass_pass_step"] = median(run["pass_step"][-1] for run in runs["measured"])
+    found["beyond_the_steps"] = {
+        kind: median(
+            run["wall"] - plain - (run["steps"] - PLAIN_STEPS) * step for run in runs[kind]
+        )
+        for kind in ("measured", "bare")
+        if runs[kind]
+    }
+    if runs["twice"]:
+        # The process is warm then, and so are the steps to compare with.
+        found["beyond_the_steps"]["twice"] = median(
+            run["wall"] - run["steps"] * run["step"] for run in runs["twice"]
+        )
     return found
 
 
 def main() -> int:
     """Runs everything and writes the result."""
-    if sys.argv[1] in ("plain", "measured", "bare", "twice"):
+    if sys.argv[1] in RUNS:
         print(json.dumps(loop(sys.argv[1])))
         return 0
-    runs: dict[str, list[dict[str, Any]]] = {
-        kind: [child(kind) for _ in range(REPEATS)] for kind in ("measured", "bare", "twice")
-    }
-    steps = {kind: found[0]["steps"] for kind, found in runs.items()}
-    plain = {
-        count: [child("plain", str(count)) for _ in range(REPEATS)] for count in set(steps.values())
-    }
-    step = runs["measured"][0]["step"]
-    isolated = median(run["isolated"] for runs_ in plain.values() for run in runs_)
-    # `twice` runs on a warm process: its plain counterpart is steps at their median.
-    cost = {
-        "measured": median(r["wall"] for r in runs["measured"])
-        - median(r["wall"] for r in plain[steps["measured"]]),
-        "bare": median(r["wall"] for r in runs["bare"])
-        - median(r["wall"] for r in plain[steps["bare"]]),
-        "twice": median(r["wall"] for r in runs["twice"]) - steps["twice"] * step,
-    }
-    hardware = [t for r in runs["measured"] for t in r["pass_step"][:-1]]
-    result: dict[str, Any] = {
-        "question": "seconds of wall clock beyond the steps themselves",
-        "command": "python harness/cost.py OUT.json",
-        "workload": {"arch": ARCH, "batch": BATCH, "warmup": WARMUP, "timed": TIMED},
-        "beyond_the_steps": {
-            "first measurement of a process, with kernel records": cost["measured"],
-            "first measurement of a process, counters only": cost["bare"],
-            "second measurement of a process, with kernel records": cost["twice"],
-        },
-        "step": step,
-        "isolated_step": isolated,
-        "hardware_pass_step": median(hardware),
-        "hardware_pass_slowdown": median(hardware) / isolated - 1,
-        "sass_pass_step": median(r["pass_step"][-1] for r in runs["measured"]),
-        "runs": runs,
-        "plain": {str(k): v for k, v in plain.items()},
-    }
-    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
-    for label, seconds in result["beyond_the_steps"].items():
-        print(f"{seconds:7.3f} s beyond the steps: {label}")
-    print(f"hardware passes: {100 * result['hardware_pass_slowdown']:+.2f}% against plain steps")
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in dict.fromkeys(RUNS)}
+    for kind in RUNS:
+        command = [sys.executable, __file__, kind]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        runs[kind].append(json.loads(output.splitlines()[-1]))
+        figures = summary(runs)
+        body = {
+            "question": "seconds of wall clock that a measured loop takes beyond its steps",
+            "kinds": {
+                "measured": "first measurement of a process, with kernel records",
+                "bare": "first measurement of a process, counters only",
+                "twice": "second measurement of a process, with kernel records",
+            },
+            "command": "python harness/cost.py OUT.json",
+            "workload": {"arch": ARCH, "batch": BATCH, "warmup": WARMUP, "timed": TIMED},
+            **figures,
+            "runs": runs,
+        }
+        Path(sys.argv[1]).write_text(json.dumps(body, indent=1) + "\n")
+        print(kind, figures.get("beyond_the_steps"), flush=True)
+    print(f"hardware passes: {100 * figures['hardware_pass_slowdown']:+.2f}% against plain steps")
     for part, seconds in runs["measured"][0]["overhead"].items():
         print(f"  {seconds:7.3f} s {part}")
-    print("  pass durations", [round(t, 3) for t in runs["measured"][0]["pass_duration"]])
+    print("  passes", [round(t, 3) for t in runs["measured"][0]["pass_duration"]])
     return 0
 
 
