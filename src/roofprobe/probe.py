@@ -333,6 +333,7 @@ class Probe:
         unavailable = dict(plan.unavailable)
         for counts, _ in self._collected:
             unavailable |= counts.reasons
+            self._warnings += [text for text in counts.warnings if text not in self._warnings]
         if missing:
             whole = len(self._collected)
             self._warnings.append(

@@ -290,7 +290,7 @@ class TestLifecycle:
         plan = AnalyticBackend().prepare(["dram__bytes_read.sum"])
         assert plan.metrics == tuple(metric.name for metric in ANALYTIC)
         assert plan.passes == 1
-        assert not plan.unavailable
+        assert "does not read" in plan.unavailable["dram__bytes_read.sum"]
 
     def test_every_metric_has_a_value(self, backend):
         backend.begin_pass()
@@ -365,3 +365,14 @@ class TestUncounted:
         x = torch.rand(6, 6).to_mkldnn()
         assert count(lambda: x.to_dense())["read"] == 0
         assert sum(backend.uncounted_ops.values()) == 1
+
+
+def test_operators_without_a_formula_reach_the_record():
+    import roofprobe
+
+    lstm = torch.nn.LSTM(4, 4)
+    rows = torch.randn(2, 1, 4)
+    with torch.no_grad():
+        record = roofprobe.measure_step(lambda: lstm(rows), device="cpu", warmup=0, timed=1)
+    assert any("without a FLOP formula" in warning for warning in record.warnings)
+    assert any("rnn_layer" in warning for warning in record.warnings)

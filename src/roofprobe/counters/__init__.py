@@ -29,12 +29,14 @@ class RoundCounters:
         reasons: Why, for each None.
         ranges_dropped: Ranges whose counts the backend lost; above 0, no value is kept.
         image: The sealed counter-data image, where the backend has one.
+        warnings: What a person should know about these counts.
     """
 
     values: Mapping[str, float | None]
     reasons: Mapping[str, str]
     ranges_dropped: int = 0
     image: bytes | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class CounterBackend(Protocol):

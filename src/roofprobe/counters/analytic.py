@@ -297,8 +297,11 @@ class AnalyticBackend:
         return dict(self._counter.uncounted)
 
     def prepare(self, metrics: Sequence[str]) -> Plan:
-        """Plans every analytic metric in one pass, whatever hardware metrics are asked for."""
-        return Plan(tuple(metric.name for metric in ANALYTIC), passes=1)
+        """Plans every analytic metric in one pass; hardware metrics are unavailable by name."""
+        planned = tuple(metric.name for metric in ANALYTIC)
+        hardware = [name for name in metrics if name not in planned]
+        why = "a hardware counter, which the analytic backend does not read"
+        return Plan(planned, passes=1, unavailable=dict.fromkeys(hardware, why))
 
     def open(self) -> None:
         """Loads the compiler's front end, so that the first pass does not pay for it."""
@@ -322,7 +325,14 @@ class AnalyticBackend:
 
     def collect(self) -> RoundCounters:
         """FLOP by operand type and bytes (byte) of the latest pass."""
-        return RoundCounters(values=dict(self._counter.values), reasons={})
+        return RoundCounters(
+            values=dict(self._counter.values), reasons={}, warnings=tuple(self._warnings())
+        )
+
+    def _warnings(self) -> Iterator[str]:
+        if self.uncounted_ops:
+            named = ", ".join(f"{name} ({times})" for name, times in self.uncounted_ops.items())
+            yield f"operators without a FLOP formula count as bytes only: {named}"
 
     def close(self) -> None:
         """Stops counting where a pass is still open."""
