@@ -19,7 +19,7 @@ import torch
 
 from roofprobe import activity, coverage, environment, metrics
 from roofprobe.counters import CounterBackend, Plan, RoundCounters
-from roofprobe.errors import MeasurementActiveError, RoofprobeError, UsageError
+from roofprobe.errors import CuptiError, MeasurementActiveError, RoofprobeError, UsageError
 from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
 from roofprobe.timing import step_timer
 
@@ -86,7 +86,6 @@ class Probe:
         self._steps_run = 0
         self._in_step = False
         self._profiler_seen = False
-        self._plan: Plan | None = None
         self._timing: Timing | None = None
         self._clocks: Clocks | None = None
         self._kernels: KernelTimes | None = None
@@ -158,12 +157,12 @@ class Probe:
         from roofprobe.counters.recorded import CounterFile
 
         images = [counts.image for counts, _ in self._collected if counts.image is not None]
-        if not images or self._plan is None or self._backend.chip is None:
+        if not images or self._backend.chip is None:
             raise UsageError(
                 f"{self.name!r} has no counter data to save: backend {self._backend.source} "
                 f"completed {len(images)} rounds with CUPTI"
             )
-        plan = self._plan
+        plan = self._prepared.result()
         return CounterFile(self._backend.chip, plan.metrics, plan.passes, tuple(images)).save(path)
 
     # -- The order of things --------------------------------------------------------------
@@ -203,6 +202,11 @@ class Probe:
                 durations: list[float] = []
                 submitted = False
                 while not submitted:
+                    if len(durations) == plan.passes:
+                        raise CuptiError(
+                            f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
+                            "more: measure again, with fewer metrics if it persists"
+                        )
                     yield
                     index = len(self._collected) * plan.passes + len(durations) + 1
                     self._report("pass", index, total)
@@ -269,7 +273,7 @@ class Probe:
 
     def _await_plan(self) -> Plan:
         started = time.perf_counter()
-        self._plan = plan = self._prepared.result()
+        plan = self._prepared.result()
         self._overhead["wait for plan"] = time.perf_counter() - started
         rounds = f" x {self._round_count} rounds" if self._round_count > 1 else ""
         parts = [
@@ -308,10 +312,11 @@ class Probe:
         """Releases everything and builds the record from what there is."""
         self._abandon()
         try:
+            plan = self._prepared.result()
             missing = 0 if self._complete else self.steps_needed - self._steps_run
         finally:
             self._preparer.shutdown()
-        self._result = self._build(missing)
+        self._result = self._build(plan, missing)
 
     def _end_after_failure(self) -> None:
         """The same, while an exception is on its way to the user: nothing may hide that."""
@@ -328,8 +333,7 @@ class Probe:
         except Exception as error:  # a step's own exception must reach the user
             self._warnings.append(f"closing after a step that was not completed: {error}")
 
-    def _build(self, missing: int) -> Measurement:
-        plan = self._plan or Plan((), 0)
+    def _build(self, plan: Plan, missing: int) -> Measurement:
         unavailable = dict(plan.unavailable)
         for counts, _ in self._collected:
             unavailable |= counts.reasons

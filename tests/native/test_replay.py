@@ -7,7 +7,7 @@ import torch
 
 import roofprobe
 from roofprobe.counters.recorded import CounterFile, RecordedBackend
-from roofprobe.errors import MeasurementActiveError, UnknownMetricError, UsageError
+from roofprobe.errors import CuptiError, MeasurementActiveError, UnknownMetricError, UsageError
 from roofprobe.report import text
 
 DATA = Path(__file__).parents[1] / "data"
@@ -129,6 +129,23 @@ def test_a_failing_close_does_not_hide_the_users_exception():
             if item == 8:
                 raise StepError
     assert any("CUPTI is gone" in warning for warning in probe.result.warnings)
+
+
+def test_passes_that_never_end_are_an_error_and_not_an_endless_loop():
+    played = backend()
+    played.end_pass = lambda: False
+    with pytest.raises(CuptiError, match="7 passes were scheduled"), measure(backend=played) as p:
+        for _ in p.steps(range(100)):
+            work()
+    assert not p.result.complete
+
+
+def test_an_early_end_still_names_the_metrics():
+    with measure() as probe:
+        for _ in probe.steps(range(1)):
+            work()
+    assert len(probe.result.metrics) == 23
+    assert set(probe.result.unavailable) == set(probe.result.metrics)
 
 
 def test_step_is_for_loops_that_cannot_be_wrapped():
