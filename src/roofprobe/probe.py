@@ -338,15 +338,15 @@ class Probe:
         for counts, _ in self._collected:
             unavailable |= counts.reasons
             self._warnings += [text for text in counts.warnings if text not in self._warnings]
+        whole = len(self._collected)
         if missing:
-            whole = len(self._collected)
             self._warnings.append(
                 f"incomplete: the loop ended {missing} steps too early; "
                 f"{whole} of {self._round_count} rounds of counters are whole"
             )
-            if not whole:
-                why = "the loop ended before all passes of a round were done"
-                unavailable |= dict.fromkeys(plan.metrics, why)
+        if not whole:
+            why = "the run ended before all passes of a round were done"
+            unavailable |= dict.fromkeys(plan.metrics, why)
         record = Measurement(
             name=self.name,
             source=self._backend.source,
@@ -358,7 +358,7 @@ class Probe:
                 Round(counts.values, len(durations), counts.ranges_dropped, durations)
                 for counts, durations in self._collected
             ),
-            complete=not missing,
+            complete=self._complete,
             steps_missing=missing,
             unavailable=unavailable,
             timing=self._timing,
