@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -27,8 +28,6 @@ class CMakeBuild(build_ext):
 
         source = Path(__file__).resolve().parent
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        build = Path(self.build_temp).resolve()
-        build.mkdir(parents=True, exist_ok=True)
         options = {
             "CMAKE_BUILD_TYPE": "Release",
             "CMAKE_LIBRARY_OUTPUT_DIRECTORY": target,
@@ -39,8 +38,11 @@ class CMakeBuild(build_ext):
             "ROOFPROBE_SANITIZE": "ON" if os.environ.get("ROOFPROBE_SANITIZE") else "OFF",
         }
         arguments = [f"-D{name}={value}" for name, value in options.items()]
-        subprocess.run(["cmake", "-G", "Ninja", str(source), *arguments], cwd=build, check=True)
-        subprocess.run(["cmake", "--build", "."], cwd=build, check=True)
+        # A folder of its own: pip builds in an environment that is gone the next time, and CMake
+        # would remember where its tools were.
+        with tempfile.TemporaryDirectory() as build:
+            subprocess.run(["cmake", "-G", "Ninja", str(source), *arguments], cwd=build, check=True)
+            subprocess.run(["cmake", "--build", "."], cwd=build, check=True)
 
 
 setup(ext_modules=[Extension("roofprobe._native", sources=[])], cmdclass={"build_ext": CMakeBuild})
