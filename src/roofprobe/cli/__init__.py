@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from roofprobe.cli import evaluate, metrics
+from roofprobe.cli import evaluate, import_ncu, metrics
 from roofprobe.errors import RoofprobeError, UsageError
 
-_VERBS = (metrics, evaluate)
+_VERBS = (metrics, evaluate, import_ncu)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

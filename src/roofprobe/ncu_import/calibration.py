@@ -1,0 +1,93 @@
+"""The scale of a chip's tensor-operation counter, from a matrix product of known size."""
+
+import json
+import math
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from roofprobe.errors import RecordError
+from roofprobe.ncu_import.totals import Term, Terms
+
+# A counter counts an FMA as two or as one; padding of odd sizes adds a little.
+_SCALES: Final = (1.0, 2.0)
+_TOLERANCE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A kernel of known work.
+
+    Attributes:
+        kernel: Its name in the files.
+        flop: What one launch of it does.
+    """
+
+    kernel: str
+    flop: float
+
+    @classmethod
+    def load(cls, path: Path) -> "Calibration":
+        """Reads JSON with ``kernel`` and either ``exact_flops`` or ``m``, ``n`` and ``k``.
+
+        Raises:
+            RecordError: it is not that.
+        """
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            flop = body.get("exact_flops") or 2.0 * body["m"] * body["n"] * body["k"]
+            return cls(str(body["kernel"]), float(flop))
+        except OSError as error:
+            raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise RecordError(
+                f"{path}: not a calibration: it needs kernel, and exact_flops or m, n and k"
+            ) from None
+
+    def scale(self, parts: Terms) -> float:
+        """What the tensor counters must be multiplied with: 1 or 2.
+
+        Raises:
+            RecordError: the kernel is not in the files, or neither scale explains its count.
+        """
+        counted = 0.0
+        launches: set[int] = set()
+        for term in parts.of("flop"):
+            if term.figure[1].startswith("tensor"):
+                for launch, (name, value) in enumerate(zip(term.names, term.values, strict=True)):
+                    if term.titles[name] == self.kernel:
+                        launches.add(launch)
+                        counted += value
+        if not launches or not counted:
+            raise RecordError(
+                f"the calibration kernel {self.kernel!r} has no tensor operations in the files"
+            )
+        ratio = self.flop * len(launches) / counted
+        for scale in _SCALES:
+            if math.isclose(ratio, scale, rel_tol=_TOLERANCE):
+                return scale
+        raise RecordError(
+            f"the calibration kernel {self.kernel!r} should do {self.flop:.6g} FLOP and counts "
+            f"{counted / len(launches):.6g}: a ratio of {ratio:.4g}, where 1 or 2 was expected"
+        )
+
+    def apply(self, parts: Terms) -> float:
+        """Scales all tensor terms in place, leaves the kernel's own launches out, gives the scale.
+
+        Raises:
+            RecordError: see ``scale``.
+        """
+        scale = self.scale(parts)
+        for index, term in enumerate(parts.items):
+            tensor = term.figure[1].startswith("tensor")
+            own = {i for i, title in enumerate(term.titles) if title == self.kernel}
+            values = array(
+                "d",
+                [
+                    0.0 if name in own else value * scale if tensor else value
+                    for name, value in zip(term.names, term.values, strict=True)
+                ],
+            )
+            parts.items[index] = Term(term.figure, values, term.names, term.titles, term.source)
+        return scale

@@ -1,0 +1,399 @@
+"""The record of an import: figures of the whole, of each device, kernel and NVTX range."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from roofprobe import metrics
+from roofprobe.errors import RecordError
+from roofprobe.ncu_import import merge, reader, totals
+from roofprobe.ncu_import.calibration import Calibration
+from roofprobe.ncu_import.launches import Launches
+from roofprobe.ncu_import.numerals import NumberFormat
+from roofprobe.ncu_import.totals import Figure, Terms
+
+SCHEMA: Final = "roofprobe.ncu"
+VERSION: Final = 1
+
+_BYTES: Final = ("dram_read", "dram_write", "dram", "l2", "l1")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Figures of some launches: the whole, one kernel, one device or one NVTX range.
+
+    Attributes:
+        name: Which; the empty text for the whole.
+        launches: How many.
+        flop: FLOP by path, and ``total``; None where a part is unknown.
+        op: Integer operations of tensor cores by path; in no total.
+        byte: Bytes by level, and ``dram_read`` and ``dram_write``.
+        time_s: Sum of the launches' durations, s.
+        intensity: Total FLOP over DRAM bytes.
+        intensity_by_level: The same for each memory level.
+    """
+
+    name: str
+    launches: int
+    flop: Mapping[str, float | None]
+    op: Mapping[str, float | None]
+    byte: Mapping[str, float | None]
+    time_s: float | None
+    intensity: float | None
+    intensity_by_level: Mapping[str, float | None]
+
+    @property
+    def flop_per_s(self) -> float | None:
+        """Total FLOP over the sum of durations."""
+        return _ratio(self.flop["total"], self.time_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types."""
+        body: dict[str, Any] = {
+            "launches": self.launches,
+            "flop": dict(self.flop),
+            "byte": dict(self.byte),
+            "time_s": self.time_s,
+            "intensity": self.intensity,
+            "intensity_by_level": dict(self.intensity_by_level),
+            "flop_per_s": self.flop_per_s,
+        }
+        if self.op:
+            body["op"] = dict(self.op)
+        return {"name": self.name, **body} if self.name else body
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Everything that the files say.
+
+    Attributes:
+        files: Their names.
+        gpu: The user's name for the GPU.
+        compute_capabilities: Of the devices, where known.
+        whole: Figures of all launches.
+        kernels: Figures by kernel name, in order of appearance.
+        parts: Figures by process and device, where there are several.
+        ranges: Figures by NVTX range, where the files have ranges.
+        steady: The first range after which the kernels do not change any more.
+        processes: Process IDs of the first run.
+        devices: Device numbers.
+        upper_bound: FLOP figures that are the most that they can be.
+        unavailable: Metric -> why it has no value, or not for every launch.
+        reasons: Figure -> why it is None.
+        skipped_lines: Lines of other programs between ncu's rows.
+        failed_kernels: Kernels that ncu could not profile.
+        counters: Metric -> sum over launches, for counts.
+        warnings: For the user.
+        tensor_scale: Factor that a calibration found, None without one.
+    """
+
+    files: tuple[str, ...]
+    gpu: str | None
+    compute_capabilities: tuple[str, ...]
+    whole: Kernel
+    kernels: tuple[Kernel, ...]
+    parts: tuple[Kernel, ...]
+    ranges: tuple[Kernel, ...]
+    steady: str | None
+    processes: tuple[int | str, ...]
+    devices: tuple[int | str, ...]
+    upper_bound: tuple[str, ...]
+    unavailable: Mapping[str, str]
+    reasons: Mapping[str, str]
+    skipped_lines: int
+    failed_kernels: tuple[str, ...]
+    counters: Mapping[str, float]
+    warnings: tuple[str, ...]
+    tensor_scale: float | None = None
+
+    def to_dict(self, *, kernels: bool = False) -> dict[str, Any]:
+        """As JSON's types.
+
+        Args:
+            kernels: With figures by kernel.
+        """
+        body: dict[str, Any] = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "source": "ncu",
+            "files": list(self.files),
+            "gpu": self.gpu,
+            "compute_capability": list(self.compute_capabilities),
+            **self.whole.to_dict(),
+            "upper_bound": list(self.upper_bound),
+            "processes": list(self.processes),
+            "devices": list(self.devices),
+            "unavailable": dict(self.unavailable),
+            "reasons": dict(self.reasons),
+            "skipped_lines": self.skipped_lines,
+            "failed_kernels": list(self.failed_kernels),
+            "counters": dict(self.counters),
+            "warnings": list(self.warnings),
+        }
+        if self.parts:
+            body["by_device"] = [part.to_dict() for part in self.parts]
+        if self.ranges:
+            body["ranges"] = [part.to_dict() for part in self.ranges]
+            body["steady_range"] = self.steady
+        if self.tensor_scale is not None:
+            body["tensor_scale"] = self.tensor_scale
+        if kernels:
+            body["kernels"] = [kernel.to_dict() for kernel in self.kernels]
+        return body
+
+    def to_json(self, *, kernels: bool = False) -> str:
+        """As JSON text; the same files give the same bytes."""
+        body = self.to_dict(kernels=kernels)
+        return json.dumps(body, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def import_files(
+    paths: Sequence[Path],
+    *,
+    gpu: str | None = None,
+    compute_capability: str | None = None,
+    number_format: NumberFormat | None = None,
+    calibration: Calibration | None = None,
+) -> Imported:
+    """Reads files that belong together.
+
+    Args:
+        paths: One file, or several of one workload.
+        gpu: The user's name for the GPU.
+        compute_capability: That GPU's, for files that do not tell.
+        number_format: Forces how numbers read.
+        calibration: A kernel of known work that settles the tensor counter's scale.
+
+    Raises:
+        RecordError: a file cannot be read, or the files do not belong together.
+    """
+    contents = [reader.read(path, number_format) for path in paths]
+    skipped = sum(content.foreign for content in contents)
+    messages = [content.messages for content in contents]
+    warnings = [
+        text if len(contents) == 1 else f"{content.path.name}: {text}"
+        for content in contents
+        for text in (*content.warnings, *content.messages.warnings)
+    ]
+    unavailable = {
+        name: "ncu could not access it" for message in messages for name in message.missing
+    }
+    failed = tuple(dict.fromkeys(name for message in messages for name in message.failed))
+    if failed:
+        warnings.append(f"ncu could not profile {', '.join(failed)}: not in any total")
+    work = merge.merge(contents)
+    launches = work.launches
+    capabilities = _capabilities(launches, gpu, compute_capability)
+    parts = totals.terms(work, compute_capability)
+    scale = calibration.apply(parts) if calibration is not None else None
+    left_out = 0
+    if calibration is not None:
+        left_out = sum(launches.titles[name] == calibration.kernel for name in launches.names)
+        warnings.append(
+            f"{left_out} launches of {calibration.kernel} settled the tensor counter's scale "
+            f"({scale:g}) and are left out of every total"
+        )
+    unavailable |= launches.unusable | _missing(launches)
+    warnings += [*work.warnings, *parts.warnings]
+    reasons = dict(parts.reasons)
+    whole = _whole(work, parts, len(launches) - left_out, reasons, warnings, unavailable)
+    owners = _by_owner(launches, parts) if work.paired else ()
+    if len(owners) > 1:
+        warnings.append(
+            f"{len(owners)} devices or processes: time_s adds up what may have run at the same "
+            "time; the roof of all is their number times that of one"
+        )
+    ranges, steady = _ranges(launches, parts, warnings) if work.paired else ((), None)
+    return Imported(
+        files=tuple(path.name for path in paths),
+        gpu=gpu,
+        compute_capabilities=capabilities,
+        whole=whole,
+        kernels=_kernels(launches, parts, calibration),
+        parts=owners if len(owners) > 1 else (),
+        ranges=ranges,
+        steady=steady,
+        processes=_distinct(owner.process for owner in launches.owners),
+        devices=_distinct(owner.device for owner in launches.owners),
+        upper_bound=tuple(parts.upper_bound),
+        unavailable=unavailable,
+        reasons=reasons,
+        skipped_lines=skipped,
+        failed_kernels=failed,
+        counters=_counters(launches),
+        warnings=tuple(dict.fromkeys(warnings)),
+        tensor_scale=scale,
+    )
+
+
+def _capabilities(launches: Launches, gpu: str | None, named: str | None) -> tuple[str, ...]:
+    told = {o.compute_capability for o in launches.owners if o.compute_capability}
+    if named is not None and told - {named}:
+        raise RecordError(
+            f"--gpu {gpu} has compute capability {named}, and the files say "
+            f"{', '.join(sorted(told))}: leave --gpu out"
+        )
+    return tuple(sorted(told or ({named} if named else set())))
+
+
+def _missing(launches: Launches) -> dict[str, str]:
+    """Metrics without a number in some launch."""
+    found = {}
+    count = len(launches)
+    for column in launches.columns:
+        if column.meaning is None:
+            continue
+        missing = totals.nan_count(launches, column)
+        if missing:
+            why = "; ".join(column.reasons) or "no row in the file"
+            where = "" if missing == count else f" ({missing} of {count} launches)"
+            found[column.name] = why + where
+    return found
+
+
+def _whole(
+    work: merge.Workload,
+    parts: Terms,
+    count: int,
+    reasons: dict[str, str],
+    warnings: list[str],
+    unavailable: Mapping[str, str],
+) -> Kernel:
+    sums = totals.summed(parts.items)
+    whole = _figures("", count, sums)
+    for term in parts.items:
+        kind, part = term.figure
+        key = "time_s" if kind == "time" else f"{kind}.{part}"
+        if math.isnan(sums[term.figure]):
+            reasons.setdefault(key, f"{term.source}: {unavailable.get(term.source, 'unknown')}")
+    if whole.flop["total"] is None:
+        blocked = [key for key in reasons if key.startswith("flop.")]
+        reasons.setdefault(
+            "flop.total", reasons[blocked[0]] if blocked else "no FLOP counter is in the files"
+        )
+    for level in _BYTES:
+        if whole.byte[level] is None and level in metrics.LEVELS:
+            reasons.setdefault(f"byte.{level}", "no such counter is in the files")
+    if not work.paired or parts.blind:
+        return whole
+    # Some launches lack a part, so there is no total; those that have all give an intensity.
+    levels = dict(whole.intensity_by_level)
+    for level, value in levels.items():
+        if value is None and parts.of("flop") and ("byte", level) in sums:
+            levels[level], launches = totals.covered(parts, level, len(work.launches))
+            if levels[level] is not None:
+                warnings.append(
+                    f"{level} intensity rests on {launches} of {count} launches, those that have "
+                    "both FLOP and bytes"
+                )
+    return Kernel(
+        whole.name,
+        whole.launches,
+        whole.flop,
+        whole.op,
+        whole.byte,
+        whole.time_s,
+        levels["dram"],
+        levels,
+    )
+
+
+def _figures(name: str, count: int, sums: Mapping[Figure, float]) -> Kernel:
+    flop: dict[str, float | None] = {p: _known(v) for (k, p), v in sums.items() if k == "flop"}
+    values = list(flop.values())
+    known = [value for value in values if value is not None]
+    flop["total"] = math.fsum(known) if known and len(known) == len(values) else None
+    byte = {level: _known(sums.get(("byte", level), math.nan)) for level in _BYTES}
+    levels: dict[str, float | None] = {
+        level: _ratio(flop["total"], byte[level]) for level in metrics.LEVELS
+    }
+    return Kernel(
+        name=name,
+        launches=count,
+        flop=flop,
+        op={p: _known(v) for (k, p), v in sums.items() if k == "op"},
+        byte=byte,
+        time_s=_known(sums.get(("time", ""), math.nan)),
+        intensity=levels["dram"],
+        intensity_by_level=levels,
+    )
+
+
+def _kernels(
+    launches: Launches, parts: Terms, calibration: Calibration | None
+) -> tuple[Kernel, ...]:
+    counts = Counter(launches.names)
+    sums = totals.by_kernel(parts.items)
+    return tuple(
+        _figures(title, counts[index], sums.get(title, {}))
+        for index, title in enumerate(launches.titles)
+        if counts[index] and not (calibration is not None and title == calibration.kernel)
+    )
+
+
+def _by_owner(launches: Launches, parts: Terms) -> tuple[Kernel, ...]:
+    """One entry for each process and device; contexts of one process share the device."""
+    members: dict[tuple[str, str, str | None], list[int]] = {}
+    for launch, index in enumerate(launches.owner):
+        owner = launches.owners[index]
+        members.setdefault((owner.host, owner.process, owner.device), []).append(launch)
+    if len(members) < 2:
+        return ()
+    return tuple(
+        _figures(_called(*key), len(chosen), totals.summed(parts.items, chosen))
+        for key, chosen in members.items()
+    )
+
+
+def _called(host: str, process: str, device: str | None) -> str:
+    where = f" on {host}" if host not in ("", "127.0.0.1", "localhost") else ""
+    return f"process {process or '?'}{where}" + (f", device {device}" if device is not None else "")
+
+
+def _ranges(
+    launches: Launches, parts: Terms, warnings: list[str]
+) -> tuple[tuple[Kernel, ...], str | None]:
+    found = list(launches.by_range())
+    kinds = [Counter(launches.names[launch] for launch in chosen) for _, chosen in found]
+    steady = next((i for i in range(len(kinds) - 1) if kinds[i] == kinds[i + 1]), None)
+    if steady is not None:
+        warnings += [
+            f"{name}: kernel set differs from later ranges (autotune or warm-up)"
+            for name, _ in found[:steady]
+        ]
+    return (
+        tuple(
+            _figures(name, len(chosen), totals.summed(parts.items, chosen))
+            for name, chosen in found
+        ),
+        found[steady][0] if steady is not None else None,
+    )
+
+
+def _counters(launches: Launches) -> dict[str, float]:
+    sums = {
+        column.name: math.fsum(column.filled(len(launches)))
+        for column in launches.columns
+        if column.meaning is not None and column.name.endswith(".sum")
+    }
+    return {name: value for name, value in sums.items() if not math.isnan(value)}
+
+
+def _distinct(items: Any) -> tuple[int | str, ...]:
+    return tuple(int(item) if item.isdecimal() else item for item in dict.fromkeys(items) if item)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _ratio(top: float | None, bottom: float | None) -> float | None:
+    if top is None or not bottom:
+        return None
+    ratio = top / bottom
+    return ratio if math.isfinite(ratio) else None

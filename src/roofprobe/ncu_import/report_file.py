@@ -1,0 +1,76 @@
+"""``.ncu-rep`` reports, through NVIDIA's ``ncu_report`` package (an extra)."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from roofprobe.errors import RecordError
+from roofprobe.ncu_import import vocabulary
+from roofprobe.ncu_import.launches import Launches, Owner
+from roofprobe.ncu_import.numerals import Numerals
+
+_MAGIC: Final = b"NVR\0"
+_ATTRIBUTES: Final = ("major", "minor")
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report, by its first bytes or its name."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == _MAGIC or path.suffix == ".ncu-rep"
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def read(path: Path) -> Launches:
+    """All launches of a report.
+
+    Raises:
+        RecordError: the package is missing, or it refuses the file.
+    """
+    try:
+        import ncu_report  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise RecordError(
+            "reading an .ncu-rep report needs NVIDIA's package: pip install ncu-report, or export "
+            "with ncu --import FILE --page raw --csv --print-units base"
+        ) from None
+    try:
+        report = ncu_report.load_report(str(path))
+    except Exception as error:  # the package documents no exception type
+        raise RecordError(f"NVIDIA's ncu_report cannot read it ({error})") from None
+    launches = Launches(Numerals("en"))
+    for index in range(report.num_ranges() if report is not None else 0):
+        actions = report.range_by_idx(index)
+        for action in range(actions.num_actions()):
+            _launch(launches, actions.action_by_idx(action), len(launches))
+    if not len(launches):
+        raise RecordError("no kernels were profiled: the report is empty or damaged")
+    launches.settle()
+    return launches
+
+
+def _launch(launches: Launches, action: Any, ident: int) -> None:
+    major, minor = (
+        _number(action, f"device__attribute_compute_capability_{part}") for part in _ATTRIBUTES
+    )
+    device = _number(action, "launch__device_id")
+    context = _number(action, "launch__context_id")
+    grid = [_number(action, f"launch__grid_dim_{axis}") for axis in "xyz"]
+    owner = Owner(
+        process=str(getattr(action, "process_id", lambda: "")() or ""),
+        device=None if device is None else f"{device:.0f}",
+        context="" if context is None else f"{context:.0f}",
+        compute_capability=None if major is None or minor is None else f"{major:.0f}.{minor:.0f}",
+    )
+    launch = launches.launch(owner, ident, action.name(), str(grid) if None not in grid else "")
+    for name in action.metric_names():
+        if vocabulary.meaning(name, "") is None:
+            continue
+        metric = action.metric_by_name(name)
+        # repr keeps every digit, and "nan" is what absent() knows.
+        launches.sink(name, metric.unit(), "").put(launch, repr(float(metric.as_double())))
+
+
+def _number(action: Any, name: str) -> float | None:
+    metric = action.metric_by_name(name)
+    return float(metric.as_double()) if metric is not None else None
