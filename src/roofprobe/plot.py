@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -64,7 +65,7 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
         roofline: What to draw.
 
     Returns:
-        The artists that were added: roofs, points, their labels, caption.
+        The artists that were added: roofs, points and what joins them, their labels, caption.
     """
     x, y = _limits(roofline)
     ax.set(xscale="log", yscale="log", xlim=x, ylim=y)
@@ -75,6 +76,10 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
     roofs = list(_roofs(roofline, x))
     for _, style, (start, end) in roofs:
         artists += ax.plot(*zip(start, end, strict=True), linewidth=1.4, zorder=2, **style)
+        layout.occupy(_chain(layout.at(*start), layout.at(*end), 1.0), _Layout.LINE)
+    for start, end in _joins(roofline.points):
+        style = {"color": "black", "linewidth": 0.8, "zorder": 3}
+        artists += ax.plot(*zip(start, end, strict=True), **style)
         layout.occupy(_chain(layout.at(*start), layout.at(*end), 1.0), _Layout.LINE)
     for point in roofline.points:
         artists.append(_draw_point(ax, point, hollow=above_roof(point, roofline) is not None))
@@ -231,10 +236,25 @@ def _draw_point(ax: Axes, point: Point, *, hollow: bool) -> Artist:
     return artist
 
 
+def _joins(points: Sequence[Point]) -> Iterator[_Line]:
+    """Lines between points of one name: one piece of work, seen at several memory levels."""
+    by_name: dict[str, list[Point]] = {}
+    for point in points:
+        by_name.setdefault(point.name, []).append(point)
+    for group in by_name.values():
+        if len({point.level for point in group}) == len(group):
+            yield from pairwise((point.intensity, point.flop_per_s) for point in group)
+
+
 def _names(points: Sequence[Point]) -> list[str]:
-    """Names of points, with their levels where these differ."""
+    """Names of points, with their levels where these differ; of a nameless one the level alone."""
     mixed = len({point.level for point in points}) > 1
-    return [point.name + (f" ({_level(point.level)})" if mixed else "") for point in points]
+    return [
+        f"{point.name} ({_level(point.level)})"
+        if mixed and point.name
+        else point.name or _level(point.level)
+        for point in points
+    ]
 
 
 class _Place(NamedTuple):

@@ -4,15 +4,18 @@ import csv
 import io
 import json
 import math
+import random
 import re
 import sys
 from typing import ClassVar
 
+import fuzz_import
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofprobe.cli import main
+from roofprobe.cli.import_ncu import roofline_of, workload
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import import_files
 from roofprobe.ncu_import.numerals import NotANumberError, Numerals
@@ -801,6 +804,50 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
         assert str(error)
 
 
+def test_every_file_that_the_fuzzer_starts_from_is_read(tmp_path):
+    path = tmp_path / "seed.log"
+    for data in fuzz_import.seeds():
+        path.write_bytes(data)
+        assert fuzz_import.attempt(path) is None
+
+
+def test_the_fuzzer_tells_refusals_from_failures(tmp_path, monkeypatch):
+    path = tmp_path / "x.log"
+    path.write_text("nothing")
+    assert fuzz_import.attempt(path) == "refused"
+    monkeypatch.setattr(fuzz_import, "import_files", lambda paths: 1 // 0)
+    assert "ZeroDivisionError" in fuzz_import.attempt(path)
+    monkeypatch.setattr(fuzz_import, "import_files", lambda paths: bytes(1 << 60))
+    assert "MemoryError" in fuzz_import.attempt(path)
+
+
+def test_a_fuzz_input_depends_on_its_number_only():
+    pool = fuzz_import.seeds()
+    first, second = (fuzz_import.mutated(pool, random.Random("1:7")) for _ in range(2))
+    assert first == second
+
+
+# Found by harness/fuzz_import.py
+
+
+def test_numbers_longer_than_python_reads(load):
+    huge = "9" * 5000
+    row = {"ID": "0", "Kernel Name": "a", "Metric Name": FFMA, "Metric Unit": "inst"}
+    record = load(table([row | {"Metric Value": "5", "Process ID": huge}]))
+    assert record["processes"] == [huge]
+    assert "no launch ID" in refusal(load, table([row | {"Metric Value": "5", "ID": huge}]))
+    cut = table([(0, "a", FFMA, "inst", 5), (1, "a", FFMA, "inst", 5)]) + f'"{huge}","7","pyth'
+    assert "breaks off" in load(cut)["warnings"][0]
+
+
+def test_a_damaged_metric_of_a_transposed_export(load):
+    text = f'"Function","add"\n"{DRAM} [byte]","8"\n"{FFMA} [inst] [inst]","5"\n'
+    assert "damaged" in refusal(load, text)
+    for other in ("Passes [a] [b]", "launch__other [a] [b]"):
+        text = f'"Function","add"\n"{other}","8"\n"{FFMA} [inst]","5"\n'
+        assert load(text)["flop"]["total"] == 10
+
+
 # The command
 
 
@@ -819,6 +866,113 @@ def test_command(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["import-ncu"])
     assert caught.value.code == 2
+
+
+LEVELS = (
+    (0, "a", FFMA, "inst", 500),
+    (0, "a", DRAM, "byte", 100),
+    (0, "a", "lts__t_bytes.sum", "byte", 250),
+    (0, "a", TIME, "ns", 10),
+)
+
+
+@pytest.fixture
+def roofline(tmp_path):
+    """The roofline of a log, as ``import-ncu --plot`` draws it."""
+
+    def of(rows, gpu=None):
+        path = tmp_path / "work" / "log.csv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(table(rows))
+        return roofline_of(import_files([path], gpu=gpu), workload([path]))
+
+    return of
+
+
+def test_a_point_for_each_level_and_a_reason_for_each_other(roofline):
+    found = roofline(LEVELS)
+    places = [(point.level, point.intensity, point.flop_per_s) for point in found.points]
+    # 1000 FLOP over 100 and 250 bytes, in 10 ns
+    assert places == [("dram", 10, pytest.approx(1e11)), ("l2", 4, pytest.approx(1e11))]
+    assert found.title == "log.csv, 1 launches [ncu]"
+    assert found.ceilings == ()
+    assert found.left_out == (
+        ("L1", "no such counter is in the files"),
+        ("roofs", "the GPU is not known, name the product with --gpu"),
+    )
+
+
+def test_no_time_and_no_bytes_are_no_points(roofline):
+    found = roofline((*LEVELS[:1], (0, "a", DRAM, "byte", 0)))
+    assert found.points == ()
+    assert dict(found.left_out)["DRAM"] == (
+        "the files have neither gpu__time_duration nor cycles with their rate"
+    )
+    zero = roofline([*LEVELS[:1], (0, "a", DRAM, "byte", 0), LEVELS[3]])
+    assert dict(zero.left_out)["DRAM"] == "0 bytes: intensity unbounded"
+
+
+@pytest.mark.parametrize("name", ["V100-SXM2-16GB", "Tesla V100-SXM2-16GB", "v100 sxm2 16gb"])
+def test_roofs_of_a_named_product(roofline, name):
+    found = roofline(LEVELS, gpu=name)
+    roofs = {(ceiling.name, ceiling.value) for ceiling in found.ceilings}
+    assert roofs == {("FP32 CUDA cores", 15.7e12), ("DRAM", 900e9)}
+    assert "on V100 SXM2 16GB" in found.title
+    assert "datasheets give no bandwidth" in found.points[1].note
+    assert not found.points[0].note
+
+
+def test_only_roofs_on_which_all_products_of_a_name_agree(roofline):
+    found = roofline(LEVELS, gpu="V100")
+    assert [ceiling.name for ceiling in found.ceilings] == ["DRAM"]
+    (reason,) = [why for name, why in found.left_out if name == "FP32 CUDA cores roof"]
+    assert "V100 PCIe 16GB" in reason and "name one with --gpu" in reason
+    assert not roofline(LEVELS, gpu="7.0").ceilings  # other products have that, too
+
+
+def test_paths_without_a_datasheet_figure(roofline):
+    found = roofline([*LEVELS, (0, "a", tensor("src_tf32"), "op", 500)], gpu="NVIDIA L40S")
+    assert {ceiling.path for ceiling in found.ceilings} == {"sass_fp32", "tensor_tf32", None}
+    found = roofline([*LEVELS, (0, "a", tensor("src_fp4"), "op", 500)], gpu="NVIDIA L40S")
+    assert ("tensor_fp4 roof", "no datasheet figure") in found.left_out
+
+
+def test_what_limits_a_point_is_noted(roofline):
+    assert "upper bound" in roofline([*LEVELS, (0, "a", half("hfma"), "inst", 5)]).points[0].note
+    rows = [
+        {"ID": "0", "Kernel Name": "a", "Process ID": process, "Metric Name": name}
+        | {"Metric Unit": unit_name, "Metric Value": str(value)}
+        for process in ("7", "8")
+        for _, _, name, unit_name, value in LEVELS
+    ]
+    point = roofline(rows).points[0]
+    assert point.note == "mean of 2 processes or devices, under the roof of one"
+    assert (point.intensity, point.flop_per_s) == (10, pytest.approx(1e11))
+
+
+def test_names_of_workloads(tmp_path):
+    assert workload([tmp_path / "a.csv"]) == "a.csv"
+    assert workload([tmp_path / "run" / "a.csv", tmp_path / "run" / "b.csv"]) == "run"
+    assert workload([tmp_path / "run" / "a.csv", tmp_path / "b.csv"]) == "a.csv ..."
+
+
+def test_plot(tmp_path, capsys):
+    path, picture = tmp_path / "x.csv", tmp_path / "x.png"
+    path.write_text(table(LEVELS))
+    arguments = ["import-ncu", str(path), "--plot", str(picture)]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "not in the picture: L1: no such counter is in the files" in out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["launches"] == 1
+    assert "not in the picture" in captured.err
+    before = picture.read_bytes()
+    assert main([*arguments[:3], str(tmp_path / "x.jpeg")]) == 2
+    assert main([*arguments[:3], str(path / "x.png")]) == 1
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["x.csv", "x.png"]
+    assert picture.read_bytes() == before
 
 
 def test_a_report_needs_nvidias_package(tmp_path, monkeypatch):

@@ -146,6 +146,18 @@ def test_levels_are_named_where_they_differ():
     assert "step" in texts
 
 
+def test_points_of_one_name_are_joined_and_nameless_ones_labelled_by_level():
+    levels = (("dram", 35.0), ("l2", 12.0), ("l1", 8.0))
+    points = tuple(Point("", x, 5e13, level, "ncu") for level, x in levels)
+    _, joins, markers, texts = drawn(Roofline("a step", (), points, ()))
+    assert [list(line.get_xdata()) for line in joins] == [[35, 12], [12, 8]]
+    assert len(markers) == 3
+    assert {"DRAM", "L2", "L1"} <= set(texts)
+    assert "DRAM" in drawn(Roofline("a step", (), points[:1], ()))[3]
+    assert not drawn(POINTS_ONLY)[1]  # different names are not joined
+    assert not drawn(Roofline("", (), points[:1] * 2, ()))[1]  # nor namesakes at one level
+
+
 def test_the_caption_lists_what_is_left_out_and_the_sources():
     caption = " ".join(drawn(FULL)[3][-1].split())
     assert "Not drawn: 0 FLOP (memset, hash); 0 s (zero_time)." in caption

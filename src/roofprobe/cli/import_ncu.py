@@ -2,16 +2,22 @@
 
 import argparse
 import re
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from roofprobe import device
+from roofprobe import device, metrics
+from roofprobe.device import DeviceSpec
 from roofprobe.errors import UsageError
 from roofprobe.ncu_import import Calibration, Imported, Kernel, import_files
 from roofprobe.ncu_import.numerals import FORMATS
+from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of, place
 from roofprobe.units import number, seconds, si
 
 _SHOWN: Final = 10  # kernels in the table without --per-kernel
+# A path with less of the total than this gets no roof in the picture.
+_WORTH_A_ROOF: Final = 0.01
 
 
 def add_parser(verbs: Any) -> None:
@@ -39,11 +45,18 @@ def add_parser(verbs: Any) -> None:
         help="kernel and its m, n, k (or exact_flops), which settles whether tensor counters "
         "count an FMA as one or two; its launches are left out",
     )
+    parser.add_argument(
+        "--plot",
+        metavar="PICTURE",
+        type=Path,
+        help="draw the roofline, one point for each memory level (png, svg, pdf); "
+        "the datasheet's roofs need --gpu",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the figures."""
+    """Prints the figures and draws the picture."""
     capability = _capability(arguments.gpu) if arguments.gpu else None
     calibration = Calibration.load(arguments.calibration) if arguments.calibration else None
     found = import_files(
@@ -57,7 +70,111 @@ def run(arguments: argparse.Namespace) -> int:
         print(found.to_json(kernels=arguments.per_kernel), end="")
     else:
         _print(found, every=arguments.per_kernel)
+    if arguments.plot:
+        from roofprobe.plot import save_roofline  # matplotlib takes a while, and text needs none
+
+        roofline = roofline_of(found, workload(arguments.files))
+        save_roofline(roofline, arguments.plot)
+        out = sys.stderr if arguments.json else sys.stdout
+        for name, reason in roofline.left_out:
+            print(f"not in the picture: {name}: {reason}", file=out)
+        print(f"picture: {arguments.plot}", file=out)
     return 0
+
+
+def workload(files: Sequence[Path]) -> str:
+    """What to call files: a single one by its name, several by their folder where it is one."""
+    folders = {path.absolute().parent for path in files}
+    if len(files) == 1 or len(folders) > 1:
+        return files[0].name + (" ..." if len(files) > 1 else "")
+    return folders.pop().name or files[0].name
+
+
+def roofline_of(found: Imported, name: str) -> Roofline:
+    """The hierarchical roofline: all launches as one point for each memory level.
+
+    The height is total FLOP over the sum of the launches' durations. Roofs are those of the
+    datasheet of the GPU that the user named.
+
+    Args:
+        found: The figures.
+        name: Of the workload.
+    """
+    specs = _specs(found.gpu) if found.gpu else []
+    ceilings, missing = _roofs(found, specs)
+    roofed = {ceiling.level for ceiling in ceilings}
+    placed = [_level(found, level, bare=bool(roofed - {level})) for level in metrics.LEVELS]
+    gpu = specs[0].name if len(specs) == 1 else found.gpu
+    title = f"{name}, {found.whole.launches} launches{f' on {gpu}' if gpu else ''} [ncu]"
+    return Roofline.of(title, ceilings, [*placed, *missing])
+
+
+def _level(found: Imported, level: str, *, bare: bool) -> Point | LeftOut:
+    """The point of a memory level, or why there is none.
+
+    Args:
+        found: The figures.
+        level: Which.
+        bare: Roofs are drawn, and none of them is this level's.
+    """
+    whole = found.whole
+    notes = []
+    if "total" in found.upper_bound:
+        notes.append("FLOP are an upper bound, fp16 instructions may be packed or not")
+    if found.parts:
+        notes.append(f"mean of {len(found.parts)} processes or devices, under the roof of one")
+    if bare and level != "dram":
+        notes.append("not bound by the DRAM roof, datasheets give no bandwidth of this level")
+    # Nameless: the title says what all points are of.
+    point = place(
+        *("", whole.flop["total"], whole.byte[level], whole.time_s),
+        source="ncu; time: sum of the launches' durations",
+        level=level,
+        note=", ".join(notes),
+    )
+    if isinstance(point, Point):
+        return point
+    parts = {
+        "flop.total": whole.flop["total"],
+        f"byte.{level}": whole.byte[level],
+        "time_s": whole.time_s,
+    }
+    why = dict.fromkeys(
+        found.reasons[key] for key, value in parts.items() if value is None and key in found.reasons
+    )
+    return LeftOut(level.upper(), "; ".join(why) or point.reason)
+
+
+def _roofs(
+    found: Imported, specs: Sequence[DeviceSpec]
+) -> tuple[tuple[Ceiling, ...], list[LeftOut]]:
+    """Roofs on which all products agree that are called so, and what has none and why.
+
+    Compute roofs are those of the paths that do a percent or more of the FLOP.
+    """
+    if not specs:
+        return (), [LeftOut("roofs", "the GPU is not known, name the product with --gpu")]
+    least = _WORTH_A_ROOF * (found.whole.flop["total"] or 0.0)
+    flop = {path: value for path, value in found.whole.flop.items() if path != "total"}
+    used = [path for path, value in flop.items() if value and value >= least]
+    sheets = [ceilings_of(spec, used) for spec in specs]
+    values = [{ceiling.name: ceiling.value for ceiling in sheet} for sheet in sheets]
+    agreed = tuple(c for c in sheets[0] if all(v.get(c.name) == c.value for v in values))
+    names = dict.fromkeys(name for sheet in values for name in sheet)
+    missing = [
+        LeftOut(
+            f"{name} roof",
+            f"{found.gpu} is any of {', '.join(spec.name for spec in specs)}, and they differ, "
+            "so name one with --gpu",
+        )
+        for name in names
+        if name not in {ceiling.name for ceiling in agreed}
+    ]
+    published = {ceiling.path for sheet in sheets for ceiling in sheet}
+    missing += [
+        LeftOut(f"{path} roof", "no datasheet figure") for path in used if path not in published
+    ]
+    return agreed, missing
 
 
 def _capability(name: str) -> str:
@@ -68,16 +185,7 @@ def _capability(name: str) -> str:
     """
     if re.fullmatch(r"[0-9]+\.[0-9]", name):
         return name
-    wanted = set(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "tesla", "geforce"}
-    found = {
-        spec.compute_capability
-        for spec in device.catalogue()
-        if wanted
-        and wanted
-        <= set(
-            re.findall(r"[a-z0-9]+", " ".join((spec.name, spec.chip, *spec.device_names)).lower())
-        )
-    }
+    found = {spec.compute_capability for spec in _specs(name)}
     if len(found) != 1:
         known = ", ".join(spec.name for spec in device.catalogue())
         raise UsageError(
@@ -85,6 +193,26 @@ def _capability(name: str) -> str:
             f"compute capability (--gpu 8.0) or one of {known}"
         )
     return found.pop()
+
+
+def _specs(name: str) -> list[DeviceSpec]:
+    """Products that a name stands for: the one that is called exactly so, or all that may be."""
+    known = device.catalogue()
+    exact = [
+        spec
+        for spec in known
+        if name.lower() in {called.lower() for called in (spec.name, *spec.device_names)}
+    ]
+    wanted = _words([name]) - {"nvidia", "tesla", "geforce"}
+    return exact or [
+        spec
+        for spec in known
+        if wanted and wanted <= _words((spec.name, spec.chip, *spec.device_names))
+    ]
+
+
+def _words(texts: Iterable[str]) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", " ".join(texts).lower()))
 
 
 def _print(found: Imported, *, every: bool) -> None:

@@ -111,7 +111,7 @@ class _Base:
             nvtx = next((fields[index] for index in self._nvtx if fields[index].strip()), "")
             self.last = self._launches.launch(
                 owner,
-                int(fields[self._id]),
+                rows.ident(fields[self._id]),
                 fields[at["Kernel Name"]],
                 f"{self._cell(fields, 'Grid Size') or ''}{self._cell(fields, 'Block Size') or ''}",
                 range_name(nvtx),

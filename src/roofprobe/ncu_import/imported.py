@@ -19,6 +19,7 @@ from roofprobe.ncu_import.totals import Figure, Terms
 SCHEMA: Final = "roofprobe.ncu"
 VERSION: Final = 1
 
+_LONGEST_NUMBER: Final = 19  # digits of a process or device
 _BYTES: Final = ("dram_read", "dram_write", "dram", "l2", "l1")
 
 
@@ -385,7 +386,10 @@ def _counters(launches: Launches) -> dict[str, float]:
 
 
 def _distinct(items: Any) -> tuple[int | str, ...]:
-    return tuple(int(item) if item.isdecimal() else item for item in dict.fromkeys(items) if item)
+    known = (item for item in dict.fromkeys(items) if item)
+    return tuple(
+        int(item) if item.isdecimal() and len(item) <= _LONGEST_NUMBER else item for item in known
+    )
 
 
 def _known(value: float) -> float | None:

@@ -8,6 +8,7 @@ _DELIMITERS: Final = ",;\t"
 # A header has at least four columns; one of them is the kernel's name.
 _QUOTED_HEADER: Final = re.compile(r'(?:"[^"]*"[,;\t]){3,}"[^"]*"')
 _QUOTED_ROW: Final = re.compile(r'"[0-9]+"([,;\t])"')
+_LONGEST_ID: Final = 25  # digits
 _FIELD: Final = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -66,9 +67,14 @@ def salvage(line: str, delimiter: str, width: int) -> list[str] | None:
     return fields
 
 
+def ident(text: str) -> int:
+    """A launch ID; of an impossibly long one the first digits, which are still impossible."""
+    return int(text[:_LONGEST_ID])  # int() itself refuses texts of over 4300 digits
+
+
 def started(line: str, delimiter: str) -> tuple[bool, int | None]:
     """Whether a broken line is the start of a row, and the launch ID where that much is left."""
     match = re.search(rf'(?:^|(?<=[^"0-9]))"?([0-9]+)?("?{re.escape(delimiter)})?', line)
     if match is None or not line.lstrip().startswith(('"', *"0123456789")):
         return False, None
-    return True, int(match[1]) if match[1] and match[2] else None
+    return True, ident(match[1]) if match[1] and match[2] else None

@@ -4,10 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from roofprobe.ncu_import import rows
+from roofprobe.errors import RecordError
+from roofprobe.ncu_import import rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner
 
 _METRIC: Final = re.compile(r"(?P<name>[^\[\]]*?)\s*(?:\[(?P<unit>[^\]]*)\])?")
+_NAMED: Final = re.compile(r"[a-z0-9_]+__[^\s\[\]]+")  # a name of the hardware's, and not a label
 _START: Final = re.compile(
     r'"?(?:Function(?: Name)?|Kernel(?: Name)?|[a-z0-9_]+__[A-Za-z0-9_.]+(?: \[[^\]]*\])?)"?'
     r"(?P<delimiter>[,;\t])"
@@ -30,7 +32,7 @@ class Transposed:
         self._launches = launches
         self._delimiter = delimiter
         self._cells: dict[str, list[str]] = {}
-        self._metrics: list[tuple[str, list[str]]] = []
+        self._metrics: list[tuple[str, str, list[str]]] = []
 
     @classmethod
     def starting(cls, line: str, launches: Launches) -> "Transposed | None":
@@ -44,14 +46,21 @@ class Transposed:
         return table if table.take(line) else None
 
     def take(self, line: str) -> bool:
-        """Reads a line; False when it is no row of the table."""
+        """Reads a line; False when it is no row of the table.
+
+        Raises:
+            RecordError: a metric that is needed, and no telling in which unit.
+        """
         if not line.endswith("\n") and not line.endswith('"'):
             return False
         head, *cells = rows.split(line, self._delimiter) or [""]
         if not cells:
             return False
-        if re.fullmatch(r"[a-z0-9_]+__\S+(?: \[.*\])?", head) or head.endswith("]"):
-            self._metrics.append((head, cells))
+        metric, named = _METRIC.fullmatch(head), _NAMED.match(head)
+        if named and metric is None and vocabulary.expected(named.group()):
+            raise RecordError(f"{head!r} is no metric with its unit: the file is damaged")
+        if metric is not None and (named or metric["unit"] is not None):
+            self._metrics.append((metric["name"], metric["unit"] or "", cells))
         elif head and head not in self._cells:
             self._cells[head] = cells
         else:
@@ -66,7 +75,7 @@ class Transposed:
     def finish(self) -> None:
         """Adds the launches and their metrics."""
         names = next((self._cells[key] for key in _FUNCTION if key in self._cells), None)
-        count = len(names) if names else max((len(cells) for _, cells in self._metrics), default=0)
+        count = len(names) if names else max((len(row[2]) for row in self._metrics), default=0)
         launches = []
         for index in range(count):
             owner = Owner(
@@ -78,10 +87,8 @@ class Transposed:
             grid = self._cell(("Grid Size",), index) + self._cell(("Block Size",), index)
             name = names[index] if names else f"kernel {index}"
             launches.append(self._launches.launch(owner, index, name, grid))
-        for head, cells in self._metrics:
-            match = _METRIC.fullmatch(head)
-            assert match is not None
-            sink = self._launches.sink(match["name"], match["unit"] or "", "")
+        for name, unit, cells in self._metrics:
+            sink = self._launches.sink(name, unit, "")
             for launch, cell in zip(launches, cells, strict=False):
                 sink.put(launch, _COMPARED.sub("", cell))
 
