@@ -69,11 +69,6 @@ def judge(
         return None
     instrumented = _total(counters, rows, "coverage_sass")
     hardware = _total(counters, rows, "coverage_hardware")
-    if profiler_active:
-        explained = 0.0
-        cause: str | None = "a PyTorch profiler was active, under which kernels are not patched"
-        fraction = _fraction(instrumented, hardware, explained)
-        return Coverage(instrumented, hardware, explained, fraction, False, cause)
     if instrumented is None or hardware is None:
         cause = "the pair of counters that checks SASS instrumentation was not collected"
         return Coverage(instrumented, hardware, 0.0, None, False, cause)
@@ -85,9 +80,11 @@ def judge(
     fraction = _fraction(instrumented, hardware, explained)
     if fraction is None:
         return _without_stores(instrumented, hardware, kernels)
-    trusted = fraction >= THRESHOLD
-    cause = None if trusted else _cause(fraction, kernels)
-    return Coverage(instrumented, hardware, explained, fraction, trusted, cause)
+    # A profiler of the CPU alone patches nothing away, so being active is a cause and no verdict.
+    if fraction >= THRESHOLD:
+        return Coverage(instrumented, hardware, explained, fraction, True)
+    cause = _cause(fraction, kernels, profiler_active)
+    return Coverage(instrumented, hardware, explained, fraction, False, cause)
 
 
 def _without_stores(instrumented: float, hardware: float, kernels: KernelTimes | None) -> Coverage:
@@ -101,8 +98,10 @@ def _without_stores(instrumented: float, hardware: float, kernels: KernelTimes |
     return Coverage(instrumented, hardware, 0.0, None, trusted, cause)
 
 
-def _cause(fraction: float, kernels: KernelTimes | None) -> str:
+def _cause(fraction: float, kernels: KernelTimes | None, profiler_active: bool) -> str:
     seen = f"SASS instrumentation saw {100 * fraction:.1f}% of the stores that ran"
+    if profiler_active:
+        return f"{seen}: a PyTorch profiler was active, under which kernels are not patched"
     if kernels is None:
         return (
             f"{seen}; the rest ran from a CUDA graph, under a profiler or as copies by the "

@@ -251,7 +251,6 @@ class Probe:
     def _start_tracer(self, tracer: activity.KernelTracer) -> None:
         # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
         if torch._C._autograd._profiler_enabled():
-            self._profiler_seen = True
             self._notes["kernels"] = "a PyTorch profiler is active and holds the kernel records"
             return
         try:

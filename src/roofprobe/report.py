@@ -188,6 +188,8 @@ def _remarks(record: Measurement, derived: Figures) -> Iterable[str]:
             f"SASS coverage: {percent(record.coverage.fraction, 4)} of the stores that the "
             "hardware counted" + ("" if record.coverage.trusted else "; SASS figures are withheld")
         )
+    elif record.coverage is not None and record.coverage.trusted:
+        yield f"SASS coverage: {record.coverage.cause}"
     if derived.study is not None and derived.study.reason is not None:
         times = f"{number(derived.study.ratio)} times" if derived.study.ratio else "all of"
         yield f"Total FLOP are {times} the study's: {derived.study.reason}."

@@ -65,12 +65,13 @@ def test_tensor_metrics_without_a_type_are_only_those_left_out_on_purpose(chip):
 
 def test_units_are_what_the_table_takes_them_for():
     host = cupti.evaluator("GH100")
-    for row in metrics.rows(metrics.metric_set("full", "GH100")):
+    for row in metrics.rows(metrics.with_coverage(metrics.metric_set("full", "GH100"))):
         unit = host.describe(row.name).unit
-        expected = {"byte": "byte", "second": "nanosecond", "op": "math_op"}.get(row.kind)
-        if row.kind == "flop":
-            expected = "math_op" if row.path.startswith("tensor") else "instruction"
-        assert unit == (expected or unit), row.name
+        tensor = row.path is not None and row.path.startswith("tensor")
+        expected = {"byte": "byte", "second": "nanosecond"}.get(
+            row.kind, "math_op" if tensor else "instruction"
+        )
+        assert unit == expected, row.name
 
 
 def test_one_bad_name_drops_out_by_itself():
@@ -140,5 +141,5 @@ def test_loading_needs_a_libcupti(monkeypatch):
 
     monkeypatch.setattr(_native, "cupti_path", absent)
     monkeypatch.setattr(cupti, "find_libcupti", lambda: "/nowhere/libcupti.so.13")
-    with pytest.raises(CuptiLibraryError):
+    with pytest.raises(CuptiLibraryError, match=r"loading CUPTI: .*/nowhere/libcupti\.so\.13"):
         cupti.load()

@@ -64,6 +64,12 @@ def test_untrusted_with_its_cause(judged, words):
     assert words in judged.cause
 
 
+def test_a_profiler_that_hid_nothing_is_no_reason_to_withhold():
+    judged = judge(100.0, 100.0, profiler=True)
+    assert judged.trusted
+    assert judged.cause is None
+
+
 def test_copies_in_a_graph_explain_nothing():
     judged = judge(0.0, 100.0, ran=kernels(graph=10, copied=1e9))
     assert judged.fraction == 0

@@ -46,6 +46,8 @@ def test_incomplete_is_said_in_the_title():
 def test_coverage_is_said():
     seen = Coverage(99.0, 100.0, 1.0, 1.0, True)
     assert "SASS coverage: 100% of the stores" in text(whole(coverage=seen), width=120)
+    unstored = Coverage(0.0, 0.0, 0.0, None, True, "no kernel executed a store instruction")
+    assert "SASS coverage: no kernel executed" in text(whole(coverage=unstored), width=120)
     unseen = Coverage(0.0, 100.0, 0.0, 0.0, False, "a profiler was active")
     assert "SASS figures are withheld" in text(whole(coverage=unseen), width=120)
 
