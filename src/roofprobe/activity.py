@@ -11,6 +11,7 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
   nanoseconds. So every trace measures what its unit is.
 """
 
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,7 +45,10 @@ class Span:
 
 
 class KernelTracer:
-    """Traces kernels, copies and fills between ``start`` and ``stop``.
+    """Traces kernels, copies and fills of whole steps.
+
+    Each step lies between a ``start`` and a ``stop`` of its own, so that what the GPU does between
+    steps (loading data, computing scores) is not taken for a part of them.
 
     Args:
         synchronize: Waits until the device has finished.
@@ -52,18 +56,21 @@ class KernelTracer:
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
         self._synchronize = synchronize
-        self._records: list[Span] = []  # in CUPTI's ticks
+        self._steps: list[list[Span]] = []
+        self._records: list[Span] = []  # of the step that runs, in CUPTI's ticks
         self._running = False
+        self._dropped = 0
         self._clock = (0, 0)  # CUPTI's ticks and nanoseconds while tracing
 
     def start(self) -> None:
-        """Switches tracing on.
+        """The step begins: switches tracing on.
 
         Raises:
             RoofprobeError: cupti-python is missing or CUPTI refuses.
         """
         cupti = _cupti()
         self._synchronize()
+        self._records = []
         self._clock = cupti.get_timestamp(), time.perf_counter_ns()
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTE, 0), self._keep)
@@ -75,34 +82,39 @@ class KernelTracer:
             raise RoofprobeError(f"CUPTI refuses activity records: {error}") from None
 
     def stop(self) -> None:
-        """Switches tracing off and takes in every record. Safe to call twice."""
+        """The step has been issued: waits for it and takes in its records. Safe to call twice."""
         if not self._running:
             return
         self._running = False
         cupti = _cupti()
         self._synchronize()
         ticks, clock = self._clock
-        self._clock = cupti.get_timestamp() - ticks, time.perf_counter_ns() - clock
+        ticks, clock = cupti.get_timestamp() - ticks, time.perf_counter_ns() - clock
         cupti.activity_flush_all(1)
+        dropped = ctypes.c_size_t()
+        cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
+        self._dropped += dropped.value
         for kind in _kinds(cupti):
             cupti.activity_disable(kind)
+        unit = seconds_per_tick(ticks, clock)
+        self._steps.append(
+            [replace(span, start=span.start * unit, end=span.end * unit) for span in self._records]
+        )
 
-    def result(self, steps: int) -> KernelTimes:
+    def result(self) -> KernelTimes:
         """What was traced, a step.
 
-        Args:
-            steps: Steps that ran between ``start`` and ``stop``.
-
         Raises:
-            RoofprobeError: nothing was recorded.
+            RoofprobeError: nothing was recorded, or not everything.
         """
-        if not self._records:
+        if self._dropped:
+            raise RoofprobeError(
+                f"CUPTI dropped {self._dropped} activity records, so that kernel times would miss "
+                "a part: trace a shorter step"
+            )
+        if not any(self._steps):
             raise RoofprobeError("CUPTI recorded no work; does another tool hold its records?")
-        unit = seconds_per_tick(*self._clock)
-        return summarize(
-            [replace(span, start=span.start * unit, end=span.end * unit) for span in self._records],
-            steps,
-        )
+        return summarize(self._steps)
 
     def _keep(self, activities: Sequence[Any]) -> None:
         # Records die with CUPTI's buffer, so what is needed is copied out here.
@@ -119,29 +131,33 @@ class KernelTracer:
                 self._records.append(Span("copy", *times, activity.bytes, graph))
 
 
-def summarize(work: Sequence[Span], steps: int) -> KernelTimes:
+def summarize(steps: Sequence[Sequence[Span]]) -> KernelTimes:
     """Times of GPU work, as a mean over steps.
 
     Args:
-        work: All work of ``steps`` steps, at least one piece.
-        steps: Number of steps.
+        steps: The work of each step, at least one piece in all.
     """
-    ordered = sorted(work, key=lambda span: span.start)
-    busy, reached = 0.0, ordered[0].start
-    for span in ordered:
-        busy += max(0.0, span.end - max(span.start, reached))
-        reached = max(reached, span.end)
-    kernels = [span for span in work if span.kind == "kernel"]
+    busy = span = 0.0
+    for work in steps:
+        ordered = sorted(work, key=lambda piece: piece.start)
+        reached = ordered[0].start if ordered else 0.0
+        for piece in ordered:
+            busy += max(0.0, piece.end - max(piece.start, reached))
+            reached = max(reached, piece.end)
+        span += reached - ordered[0].start if ordered else 0.0
+    count = len(steps)
+    pieces = [piece for work in steps for piece in work]
+    kernels = [piece for piece in pieces if piece.kind == "kernel"]
     return KernelTimes(
-        steps=steps,
-        launches=len(kernels) / steps,
-        graph_launches=sum(span.from_graph for span in kernels) / steps,
-        sum=sum(span.end - span.start for span in kernels) / steps,
-        union=busy / steps,
-        span=(reached - ordered[0].start) / steps,
-        copy_byte=sum(span.byte for span in work if span.kind == "copy") / steps,
-        fill_byte=sum(span.byte for span in work if span.kind == "fill") / steps,
-        copies=sum(span.kind != "kernel" for span in work) / steps,
+        steps=count,
+        launches=len(kernels) / count,
+        graph_launches=sum(kernel.from_graph for kernel in kernels) / count,
+        sum=sum(kernel.end - kernel.start for kernel in kernels) / count,
+        union=busy / count,
+        span=span / count,
+        copy_byte=sum(piece.byte for piece in pieces if piece.kind == "copy") / count,
+        fill_byte=sum(piece.byte for piece in pieces if piece.kind == "fill") / count,
+        copies=sum(piece.kind != "kernel" for piece in pieces) / count,
     )
 
 

@@ -234,14 +234,14 @@ class Probe:
             for index in range(self._traced):
                 yield
                 self._report("kernels", index + 1, self._traced)
-                if index == 0:
-                    self._start_tracer(tracer)
+                self._start_tracer(tracer)
                 yield
+                tracer.stop()
         finally:
             tracer.stop()
         if "kernels" not in self._notes:
             try:
-                self._kernels = tracer.result(self._traced)
+                self._kernels = tracer.result()
             except RoofprobeError as error:
                 self._notes["kernels"] = str(error)
         if self._timing is not None:

@@ -3,35 +3,43 @@ import pytest
 from roofprobe.activity import Span, seconds_per_tick, summarize
 
 
-def test_sum_union_and_span_of_overlapping_kernels():
-    # Two steps: 0..2 and 1..4 overlap by 1, then idle until 6..7, where a copy runs beside.
-    work = [
+def test_sum_union_and_span_are_means_over_steps():
+    # 0..2 and 1..4 overlap by 1, then idle until 6..7, where a copy runs beside; 100 s later
+    # another step, whose distance counts nowhere.
+    first = [
         Span("kernel", 1.0, 4.0),
         Span("kernel", 0.0, 2.0, from_graph=True),
         Span("kernel", 6.0, 7.0),
         Span("copy", 6.5, 8.0, byte=100),
         Span("fill", 7.0, 7.5, byte=10),
     ]
-    found = summarize(work, steps=2)
-    assert found.launches == 1.5
+    second = [Span("kernel", 108.0, 110.0)]
+    found = summarize([first, second])
+    assert found.steps == 2
+    assert found.launches == 2
     assert found.graph_launches == 0.5
-    assert found.sum == pytest.approx((3 + 2 + 1) / 2)
-    assert found.union == pytest.approx((4 + 2) / 2)
-    assert found.span == pytest.approx(8 / 2)
+    assert found.sum == pytest.approx((3 + 2 + 1 + 2) / 2)
+    assert found.union == pytest.approx((4 + 2 + 2) / 2)
+    assert found.span == pytest.approx((8 + 2) / 2)
     assert found.copy_byte == 50
     assert found.fill_byte == 5
     assert found.copies == 1
 
 
+def test_a_step_without_work_counts_as_a_step():
+    found = summarize([[], [Span("kernel", 3.0, 4.0)]])
+    assert (found.steps, found.launches, found.span) == (2, 0.5, 0.5)
+
+
 def test_copies_alone_are_no_kernels():
-    found = summarize([Span("copy", 1.0, 3.0, byte=8)], steps=1)
+    found = summarize([[Span("copy", 1.0, 3.0, byte=8)]])
     assert found.launches == 0
     assert found.sum == 0
     assert found.union == 2.0
 
 
 def test_a_kernel_inside_another_is_counted_once_in_the_union():
-    found = summarize([Span("kernel", 0.0, 10.0), Span("kernel", 2.0, 3.0)], steps=1)
+    found = summarize([[Span("kernel", 0.0, 10.0), Span("kernel", 2.0, 3.0)]])
     assert found.union == 10.0
     assert found.sum == 11.0
 
