@@ -149,6 +149,7 @@ class MeasuredRoof:
         method: What was run, with its size and thread count.
         path: FLOP path that the roof limits, for kind ``flop``.
         level: Memory level that the roof limits, for kind ``byte``.
+        clock: Median SM clock while it was measured, Hz; None where not readable.
         source: The label of every figure.
     """
 
@@ -159,7 +160,68 @@ class MeasuredRoof:
     method: str
     path: str | None
     level: str | None
+    clock: float | None = None
     source: str = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCounter:
+    """One counter as roofprobe and as another profiler read it.
+
+    Attributes:
+        metric: CUPTI metric name, or what was derived from several.
+        roofprobe: Our value per step.
+        other: The other profiler's, in the same unit; None with the ``reason``.
+        mode: How the other one collected it.
+        tolerance: Largest relative difference that counts as agreement; None for a row that is
+            shown and not judged, because it answers another question.
+        agrees: The verdict; None where it is not judged.
+        reason: Why there is no value, no agreement or no verdict; None where all is plain.
+    """
+
+    metric: str
+    roofprobe: float | None
+    other: float | None
+    mode: str
+    tolerance: float | None
+    agrees: bool | None
+    reason: str | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """roofprobe over the other; 1 for two zeros, None where a value is missing or only one 0."""
+        if self.roofprobe is None or self.other is None:
+            return None
+        if self.other == 0:
+            return 1.0 if self.roofprobe == 0 else None
+        return self.roofprobe / self.other
+
+
+@dataclass(frozen=True, slots=True)
+class CrossCheck:
+    """The same workload under another profiler, counter by counter.
+
+    Attributes:
+        tool: The other profiler with its version: ``ncu 2025.3.1.0``.
+        created: UTC, ISO 8601.
+        command: The workload's command.
+        counters: The comparison.
+        duration: Run -> seconds of wall clock, ours (``roofprobe``) among them.
+        left_out: What is not compared -> why.
+    """
+
+    tool: str
+    created: str
+    command: tuple[str, ...]
+    counters: tuple[CheckedCounter, ...]
+    duration: Mapping[str, float]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def agrees(self) -> bool:
+        """True when something was judged and all that was judged agrees."""
+        judged = [row.agrees for row in self.counters if row.agrees is not None]
+        return bool(judged) and all(judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +269,7 @@ class Measurement:
         coverage: Whether SASS figures stand; None where no SASS metric was asked for.
         clocks: Clocks in the timed window.
         roofs: Ceilings measured on this device, where that was done.
+        crosscheck: The same step under another profiler, where that was done.
         overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
         notes: Part -> why it is missing or limited.
         warnings: For the user, in order of appearance.
@@ -227,6 +290,7 @@ class Measurement:
     coverage: Coverage | None = None
     clocks: Clocks | None = None
     roofs: tuple[MeasuredRoof, ...] = ()
+    crosscheck: CrossCheck | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
