@@ -3,10 +3,12 @@
 Question: how much longer does a training loop take because it is measured?
 Method: the same number of steps is run in fresh processes, once plain and once measured; the
 difference of the two loops' wall clock is what the user pays, CUPTI's first start included. The
-slowdown of steps under hardware counters is taken with CUDA events inside the step, against plain
-steps that also begin on an idle GPU.
+slowdown of steps under hardware counters is taken with CUDA events in one process: 20 steps that
+follow each other inside one range of a hardware pass, against 20 such steps before it. (A single
+step of a pass begins on an idle GPU, so that its duration depends on how fast the CPU happens to
+launch the first kernels, which varies by 20% between processes; both are in the result.)
 
-    python harness/cost.py OUT.json       # 8 processes of about 10 s
+    python harness/cost.py OUT.json       # 9 processes of about 10 s
 
 The result is written anew after every process, so that a run that is cut short keeps what it has.
 """
@@ -15,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +25,7 @@ from typing import Any
 ARCH, BATCH = "resnet18", 64
 WARMUP, TIMED = 5, 10
 # What each process does, in the order of their worth.
-RUNS = ("measured", "plain", "measured", "plain", "measured", "plain", "bare", "twice")
+RUNS = ("plain", "measured", "hardware", "plain", "measured", "bare", "twice", "plain", "measured")
 PLAIN_STEPS = WARMUP + TIMED + 7 + 2  # of a measurement on GH100
 
 
@@ -30,8 +33,8 @@ def loop(kind: str) -> dict[str, Any]:
     """One process: build the model, then time the loop.
 
     Args:
-        kind: ``plain``, ``measured``, ``bare`` (measured without kernel records) or ``twice``
-            (the second measurement of a process).
+        kind: ``plain``, ``measured``, ``bare`` (measured without kernel records), ``twice``
+            (the second measurement of a process) or ``hardware`` (steps inside a hardware pass).
     """
     import torch
     from workloads import training_step
@@ -67,6 +70,8 @@ def loop(kind: str) -> dict[str, Any]:
             torch.cuda.synchronize()
             timed_step()
         return {"wall": wall, "steps": PLAIN_STEPS, "isolated": median(durations())}
+    if kind == "hardware":
+        return hardware(timed_step, durations, events.clear)
     options: dict[str, Any] = {"warmup": WARMUP, "timed": TIMED, "kernels": kind != "bare"}
     if kind == "twice":
         roofprobe.measure_step(timed_step, **options)
@@ -97,6 +102,37 @@ def loop(kind: str) -> dict[str, Any]:
     }
 
 
+def hardware(
+    step: Callable[[], None], durations: Callable[[], list[float]], clear: Callable[[], None]
+) -> dict[str, Any]:
+    """Steps before, inside and after one range of the pass that counts DRAM, L2 and L1 bytes."""
+    import torch
+
+    from roofprobe import metrics
+    from roofprobe.counters.cupti import CuptiBackend
+
+    def median_step() -> float:
+        clear()
+        for _ in range(20):
+            step()
+        return median(durations())
+
+    backend = CuptiBackend(0, torch.cuda.synchronize)
+    plan = backend.prepare(metrics.metric_set("memory", backend.chip))
+    assert plan.passes == 1
+    median_step()
+    found: dict[str, list[float]] = {"before": [], "inside": [], "after": []}
+    for _ in range(5):
+        found["before"].append(median_step())
+        backend.open()
+        backend.begin_pass()
+        found["inside"].append(median_step())
+        backend.end_pass()
+        backend.close()
+        found["after"].append(median_step())
+    return {"step": {when: median(times) for when, times in found.items()}, "all": found}
+
+
 def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Figures from the processes that have run; those that lack a part are left out."""
     found: dict[str, Any] = {}
@@ -105,11 +141,14 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     step = median(run["step"] for run in runs["measured"])
     plain = median(run["wall"] for run in runs["plain"])
     isolated = median(run["isolated"] for run in runs["plain"])
-    hardware = median(t for run in runs["measured"] for t in run["pass_step"][:-1])
+    alone = median(t for run in runs["measured"] for t in run["pass_step"][:-1])
     found["step"] = step
     found["isolated_step"] = isolated
-    found["hardware_pass_step"] = hardware
-    found["hardware_pass_slowdown"] = hardware / isolated - 1
+    found["hardware_pass_step"] = alone
+    if runs["hardware"]:
+        times = runs["hardware"][0]["step"]
+        found["hardware_pass_slowdown"] = times["inside"] / times["before"] - 1
+        found["slowdown_afterwards"] = times["after"] / times["before"] - 1
     found["sass_pass_step"] = median(run["pass_step"][-1] for run in runs["measured"])
     found["beyond_the_steps"] = {
         kind: median(
@@ -151,6 +190,7 @@ def main() -> int:
         }
         Path(sys.argv[1]).write_text(json.dumps(body, indent=1) + "\n")
         print(kind, figures.get("beyond_the_steps"), flush=True)
+    print(f"steps afterwards: {100 * figures['slowdown_afterwards']:+.2f}% against steps before")
     print(f"hardware passes: {100 * figures['hardware_pass_slowdown']:+.2f}% against plain steps")
     for part, seconds in runs["measured"][0]["overhead"].items():
         print(f"  {seconds:7.3f} s {part}")

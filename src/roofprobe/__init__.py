@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from roofprobe.derive import Figures, figures
     from roofprobe.errors import RoofprobeError
+    from roofprobe.judge import verdict
     from roofprobe.probe import Probe, Progress, measure, measure_step
     from roofprobe.record import Measurement
 
@@ -22,6 +23,7 @@ _HOME = {
     "figures": "derive",
     "measure": "probe",
     "measure_step": "probe",
+    "verdict": "judge",
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "figures",
     "measure",
     "measure_step",
+    "verdict",
 ]
 
 

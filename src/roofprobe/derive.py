@@ -6,7 +6,7 @@ that misses a part is None, never a partial sum.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -16,6 +16,10 @@ from roofprobe.record import Measurement
 
 # Below this relative difference the study's FLOP and ours count as the same.
 _SAME: Final = 0.01
+
+# Kernels are traced on steps of their own, which may differ from the timed ones by this much; where
+# kernels run longer than the step takes by more, the two do not belong together.
+_STEPS_DIFFER: Final = 1.06
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class Figures:
         flop_per_s_kernel: Total FLOP over the sum of kernel times.
         byte_per_s: DRAM bytes over step time.
         study: The study's formula; None where no fp32 instruction was asked for.
+        idle: Share of the step in which no kernel ran, a fraction.
+        fma_share: FMA among the fp32 instructions of CUDA cores, a fraction. Only FMA reach the
+            datasheet's peak: at a share f no more than (1 + f) / 2 of it can be had (Yang,
+            "8 Steps to 3.7 TFLOP/s", https://arxiv.org/abs/2008.11326).
     """
 
     flop: Mapping[str, Figure]
@@ -86,6 +94,8 @@ class Figures:
     flop_per_s_kernel: Figure
     byte_per_s: Figure
     study: Study | None
+    idle: Figure
+    fma_share: Figure
 
 
 def figures(record: Measurement) -> Figures:
@@ -120,7 +130,28 @@ def figures(record: Measurement) -> Figures:
         flop_per_s_kernel=_ratio(total, kernel_time),
         byte_per_s=_ratio(dram, step_time),
         study=_study(record, total, dram, kernel_time),
+        idle=_idle(step_time, busy_time),
+        fma_share=_fma_share(record),
     )
+
+
+def _idle(step: Figure, busy: Figure) -> Figure:
+    ran = _ratio(busy, step)
+    if ran.value is None:
+        return ran
+    if ran.value > _STEPS_DIFFER:
+        reason = "kernels of the traced steps ran longer than a timed step takes"
+        return Figure(None, busy.source, reason=reason)
+    return Figure(max(0.0, 1 - ran.value), busy.source)
+
+
+def _fma_share(record: Measurement) -> Figure:
+    add, mul, fma = metrics.SASS_FP32
+    if not {add.name, mul.name, fma.name} <= set(record.metrics):
+        return Figure(None, record.source, reason="fp32 instructions were not asked for")
+    # Counted as instructions: a weighted sum would count each FMA twice.
+    every = _summed(record, [replace(row, weight=1.0) for row in (add, mul, fma)])
+    return _ratio(_summed(record, [replace(fma, weight=1.0)]), every)
 
 
 def _total(record: Measurement, counted: Sequence[Metric]) -> Figure:

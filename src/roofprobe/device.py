@@ -12,6 +12,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+# FP16 products with fp16 accumulate, apart from ``tensor_fp16``, which is with fp32 accumulate as
+# PyTorch's default is. GeForce runs the one at twice the rate of the other; the counters do not
+# tell them apart, so no count has this path: it names roofs only.
+TENSOR_FP16_ACC16: Final = "tensor_fp16_acc16"
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
@@ -24,7 +29,8 @@ class DeviceSpec:
         compute_capability: ``major.minor``.
         memory_byte: As printed, GB taken as 1e9 bytes; the device reports up to 7% more.
         memory_byte_per_s: DRAM bandwidth, byte/s.
-        peaks: FLOP path (see ``metrics``) -> dense peak in FLOP/s; ``tensor_int8`` in op/s.
+        peaks: FLOP path (see ``metrics``, and ``TENSOR_FP16_ACC16``) -> dense peak in FLOP/s;
+            ``tensor_int8`` in op/s.
         source: Where the figures are from (URLs).
         seen: When the sources were read (year and month).
         note: What to know before trusting a figure.

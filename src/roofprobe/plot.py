@@ -31,21 +31,26 @@ from roofprobe.units import number, si
 
 FORMATS: Final = ("png", "svg", "pdf")
 
-# Sizes in points, for a picture that is printed at its own width: the text width of an A4 page.
-_TITLE, _TEXT, _LABEL, _CAPTION = 10.0, 8.5, 7.5, 7.0
-_WIDTH, _AXES_HEIGHT = 468.0, 260.0
-_LEFT, _RIGHT, _ABOVE, _BELOW = 84.0, 18.0, 8.0, 36.0  # around the Axes, without title and caption
-_SPACING = 1.3  # of lines, over font size
-_MARKER = 6.0
-_GAP = 2.5  # between a label and what it labels
+# Sizes in points, for a picture that is printed at its own width: a column of a two-column page
+# (3.4 inches), so that it can be read at half a page.
+_TITLE, _TEXT, _LABEL, _CAPTION = 8.0, 7.0, 6.0, 5.8
+_WIDTH, _AXES_HEIGHT = 244.8, 190.0
+_LEFT, _RIGHT, _ABOVE, _BELOW = 42.0, 8.0, 6.0, 28.0  # around the Axes, without title and caption
+_SPACING = 1.25  # of lines, over font size
+_MARKER = 5.0
+_GAP = 2.0  # between a label and what it labels
+_DPI = 300
+# From this many roofs and points on, each one more makes the Axes a line higher, up to so much.
+_ROOMY, _TALLER = 6, 70.0
 _CLEAR = _MARKER / 2 + _GAP
 _PLATEAU = 0.42  # of the width: where flat roofs carry their labels, right of the last ridge
-_LEADS = (14.0, 22.0, 32.0, 44.0, 60.0, 80.0)  # how far off a label may go, at the end of a line
+_LEADS = (11.0, 18.0, 26.0, 36.0, 48.0, 64.0)  # how far off a label may go, at the end of a line
 
 # Hues of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/,
 # darkened until text in them reads on white. Memory roofs take the first one.
 _COLOURS: Final = ("#0072b2", "#b84f00", "#007a58", "#9c4a78", "#7d6200", "#3d3d3d")
 _DASHES: Final = {"measured": "-", "datasheet": "--", "given": ":"}
+_DASH_NAMES: Final = {"measured": "solid", "datasheet": "dashed", "given": "dotted"}
 _MARKERS: Final = {"dram": "o", "l2": "s", "l1": "^"}
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
 
@@ -53,6 +58,8 @@ _Line = tuple[tuple[float, float], tuple[float, float]]  # ends, in data
 
 # From this many points on, labels are numbers with a key under the Axes.
 _NUMBERED_FROM = 7
+# So do labels longer than this share of the width, where they stand among others.
+_LONGEST = 0.55
 _NAMES_LISTED = 12  # for each reason
 _LABEL_LENGTH = 48  # characters
 
@@ -75,20 +82,33 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
 
     roofs = list(_roofs(roofline, x))
     for _, style, (start, end) in roofs:
-        artists += ax.plot(*zip(start, end, strict=True), linewidth=1.4, zorder=2, **style)
+        artists += ax.plot(*zip(start, end, strict=True), linewidth=1.1, zorder=2, **style)
         layout.occupy(_chain(layout.at(*start), layout.at(*end), 1.0), _Layout.LINE)
     for start, end in _joins(roofline.points):
         style = {"color": "black", "linewidth": 0.8, "zorder": 3}
         artists += ax.plot(*zip(start, end, strict=True), **style)
         layout.occupy(_chain(layout.at(*start), layout.at(*end), 1.0), _Layout.LINE)
+    ridges = [(at, peak.value) for peak, _, at in _ridges(roofline)]
+    if ridges:
+        dots: dict[str, Any] = {
+            "s": 7,
+            "color": "white",
+            "edgecolors": "#555555",
+            "linewidths": 0.6,
+            "zorder": 3,
+        }
+        artists.append(ax.scatter(*zip(*ridges, strict=True), **dots))
+    colours = _device_colours(roofline)
     for point in roofline.points:
-        artists.append(_draw_point(ax, point, hollow=above_roof(point, roofline) is not None))
+        artists += _draw_spread(ax, point)
+        hollow = above_roof(point, roofline) is not None
+        artists.append(_draw_point(ax, point, colours.get(point.device, "black"), hollow=hollow))
         centre = layout.at(point.intensity, point.flop_per_s)
         layout.occupy(_chain(centre, centre, _MARKER / 2 + 1), _Layout.SOLID)
     labels = [_roof_label(layout, text, style["color"], line) for text, style, line in roofs]
     artists += _write(ax, layout, labels)
-    texts = [_short(name) for name in _names(roofline.points)]
-    if len(texts) >= _NUMBERED_FROM:
+    texts = [_short(name) for name in _marks(roofline.points)]
+    if _numbered(roofline.points, layout.size[0]):
         texts = [str(index) for index in range(1, len(texts) + 1)]
     labels = [
         _point_label(layout, text, point)
@@ -116,6 +136,21 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
     return [*artists, caption]
 
 
+def picture_format(path: str | os.PathLike[str]) -> str:
+    """The format that a file's name asks for, one of ``FORMATS``.
+
+    Raises:
+        UsageError: another suffix.
+    """
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
+        raise UsageError(
+            f"cannot draw a picture as {Path(path).name!r}: the name must end in "
+            f"{', '.join(f'.{known}' for known in FORMATS)}"
+        )
+    return suffix
+
+
 def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
     """Writes a roofline as a picture, whole or not at all; the same roofline gives the same bytes.
 
@@ -128,20 +163,17 @@ def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
         RecordError: the file cannot be written.
     """
     target = Path(path)
-    suffix = target.suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
-        raise UsageError(
-            f"cannot draw a picture as {target.name!r}: the name must end in "
-            f"{', '.join(f'.{known}' for known in FORMATS)}"
-        )
+    suffix = picture_format(target)
     with matplotlib.style.context(["default", {"svg.hashsalt": "roofprobe"}]):
         width = _WIDTH - _LEFT - _RIGHT
         above = _ABOVE + _TITLE * _SPACING * len(_wrap(roofline.title, _TITLE, width))
         below = _BELOW + _CAPTION * _SPACING * len(_caption(roofline, width)) + _ABOVE
-        height = below + _AXES_HEIGHT + above
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=200)
+        more = max(0, len(roofline.ceilings) + len(roofline.points) - _ROOMY)
+        axes = _AXES_HEIGHT + min(_LABEL * _SPACING * more, _TALLER)
+        height = below + axes + above
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=_DPI)
         FigureCanvasAgg(figure)
-        box = _LEFT / _WIDTH, below / height, width / _WIDTH, _AXES_HEIGHT / height
+        box = _LEFT / _WIDTH, below / height, width / _WIDTH, axes / height
         draw_roofline(figure.add_axes(box), roofline)
         picture = io.BytesIO()
         undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -176,7 +208,7 @@ def _decorate(ax: Axes, roofline: Roofline) -> None:
     title = "\n".join(_wrap(roofline.title, _TITLE, width))
     ax.set_title(title, loc="left", size=_TITLE, linespacing=_SPACING, parse_math=False)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "FLOP/s")))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "")))
     for axis in (ax.xaxis, ax.yaxis):
         low, high = axis.get_view_interval()
         few = high / low < 300  # powers of ten alone would leave an axis with one number
@@ -194,42 +226,90 @@ def _roofs(
 ) -> Iterator[tuple[str, dict[str, Any], _Line]]:
     """Label, style and ends of each roof, equal ones as one; highest first.
 
-    Memory roofs end at the highest peak, and peaks begin at the highest memory roof.
+    Memory roofs end at the highest peak of their device and source, and peaks begin at the highest
+    memory roof.
     """
-    highest = {
-        kind: max((c.value for c in roofline.ceilings if c.kind == kind), default=None)
-        for kind in ("flop", "byte")
-    }
-    merged: dict[tuple[str, str | None, str, float], list[Ceiling]] = {}
+    merged: dict[tuple[str, str, str | None, str, float], list[Ceiling]] = {}
     for c in sorted(roofline.ceilings, key=lambda c: (c.kind, -c.value)):
-        merged.setdefault((c.kind, c.level, c.source, c.value), []).append(c)
+        merged.setdefault((c.device, c.kind, c.level, c.source, c.value), []).append(c)
     # A path keeps its colour in all its roofs; the line's dashes tell their sources apart.
     paths = [c.path or c.name for c in roofline.ceilings if c.kind == "flop"]
     paths = list(dict.fromkeys(paths))
-    for (kind, _, source, value), ceilings in merged.items():
+    colours = _device_colours(roofline)
+    for (owner, kind, _, source, value), ceilings in merged.items():
         names = _short(", ".join(c.name for c in ceilings))
+        other = _highest(roofline, ceilings[0], "byte" if kind == "flop" else "flop")
         line: _Line
         if kind == "flop":
-            start = value / highest["byte"] if highest["byte"] else x[0]
-            line = (start, value), (x[1], value)
+            line = (value / other if other else x[0], value), (x[1], value)
             order = paths.index(ceilings[0].path or ceilings[0].name)
             unit, colour = "FLOP/s", _COLOURS[1 + order % (len(_COLOURS) - 1)]
         else:
-            end = highest["flop"] / value if highest["flop"] else x[1]
+            end = other / value if other else x[1]
             line = (x[0], value * x[0]), (end, value * end)
             unit, colour = "B/s", _COLOURS[0]
-        style = {"color": colour, "linestyle": _DASHES[source]}
-        yield f"{names} {si(value, unit)} ({source})", style, line
+        label = f"{names} {si(value, unit)}"
+        if owner in colours:
+            label, colour = f"{_short(owner)}: {label}", colours[owner]
+        yield label, {"color": colour, "linestyle": _DASHES[source]}, line
 
 
-def _draw_point(ax: Axes, point: Point, *, hollow: bool) -> Artist:
+def _highest(roofline: Roofline, of: Ceiling, kind: str) -> float | None:
+    """The highest roof of a kind that belongs to another: of its source, else of its device."""
+    own = [c for c in roofline.ceilings if c.kind == kind and c.device == of.device]
+    same = [c for c in own if c.source == of.source]
+    return max((c.value for c in same or own), default=None)
+
+
+def _ridges(roofline: Roofline) -> Iterator[tuple[Ceiling, Ceiling, float]]:
+    """Peak, memory roof and intensity of each ridge, within one device and source."""
+    flop, byte = ([c for c in roofline.ceilings if c.kind == kind] for kind in ("flop", "byte"))
+    for memory in byte:
+        for peak in flop:
+            if (peak.device, peak.source) == (memory.device, memory.source):
+                yield peak, memory, ridge(peak.value, memory.value)
+
+
+def _device_colours(roofline: Roofline) -> dict[str, str]:
+    """A colour for each device; none where there is one device only."""
+    owners = [c.device for c in roofline.ceilings] + [point.device for point in roofline.points]
+    devices = list(dict.fromkeys(owners))
+    if len(devices) < 2:
+        return {}
+    return {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(devices)}
+
+
+def _draw_spread(ax: Axes, point: Point) -> list[Artist]:
+    """Bars that span what rounds and steps differed by, where they did.
+
+    They reach as far up as down on the logarithmic axis, and so stay above 0.
+    """
+    if not any(point.spread):
+        return []
+    bars = []
+    for value, spread in zip((point.intensity, point.flop_per_s), point.spread, strict=True):
+        reach = 1 + (spread or 0.0) / 2
+        bars.append(((value - value / reach,), (value * reach - value,)))
+    container = ax.errorbar(
+        *((point.intensity,), (point.flop_per_s,)),
+        xerr=bars[0],
+        yerr=bars[1],
+        fmt="none",
+        ecolor="#666666",
+        elinewidth=1.0,
+        zorder=5,
+    )
+    return list(container.get_children())
+
+
+def _draw_point(ax: Axes, point: Point, colour: str, *, hollow: bool) -> Artist:
     (artist,) = ax.plot(
         point.intensity,
         point.flop_per_s,
         marker=_MARKERS.get(point.level, "D"),
         markersize=_MARKER,
-        markeredgecolor="black",
-        markerfacecolor="white" if hollow else "black",
+        markeredgecolor=colour,
+        markerfacecolor="white" if hollow else colour,
         linestyle="none",
         zorder=6,
     )
@@ -238,9 +318,9 @@ def _draw_point(ax: Axes, point: Point, *, hollow: bool) -> Artist:
 
 def _joins(points: Sequence[Point]) -> Iterator[_Line]:
     """Lines between points of one name: one piece of work, seen at several memory levels."""
-    by_name: dict[str, list[Point]] = {}
+    by_name: dict[tuple[str, str], list[Point]] = {}
     for point in points:
-        by_name.setdefault(point.name, []).append(point)
+        by_name.setdefault((point.name, point.device), []).append(point)
     for group in by_name.values():
         if len({point.level for point in group}) == len(group):
             yield from pairwise((point.intensity, point.flop_per_s) for point in group)
@@ -255,6 +335,24 @@ def _names(points: Sequence[Point]) -> list[str]:
         else point.name or _level(point.level)
         for point in points
     ]
+
+
+def _marks(points: Sequence[Point]) -> list[str]:
+    """What stands by points: where a line joins several levels, the name once and then levels."""
+    marks, seen = [], set()
+    for point, full in zip(points, _names(points), strict=True):
+        joined = (point.name, point.device) in seen and bool(point.name)
+        seen.add((point.name, point.device))
+        marks.append(_level(point.level) if joined and full != point.name else full)
+    return marks
+
+
+def _numbered(points: Sequence[Point], width: float) -> bool:
+    """True where labels would be too many or too long to stand by their points."""
+    if len(points) >= _NUMBERED_FROM:
+        return True
+    widths = [_width(_short(mark), _LABEL) for mark in _marks(points)]
+    return len(points) > 1 and max(widths, default=0.0) > _LONGEST * width
 
 
 class _Place(NamedTuple):
@@ -449,7 +547,7 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
     """The lines under the Axes: flags, what is left out, notes, sources; ``width`` in points."""
     points, names = roofline.points, _names(roofline.points)
     paragraphs = []
-    if len(points) >= _NUMBERED_FROM:
+    if _numbered(points, width):
         key = (f"{index}\N{NO-BREAK SPACE}{name}" for index, name in enumerate(names, 1))
         paragraphs.append(f"Points: {', '.join(key)}.")
     ratios = [above_roof(point, roofline) for point in points]
@@ -465,14 +563,28 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
     notes = [(name, point.note) for name, point in zip(names, points, strict=True) if point.note]
     if notes:
         paragraphs.append(f"Notes: {_by_last(notes)}.")
+    if any(any(point.spread) for point in points):
+        paragraphs.append("Bars: spread of rounds and steps, where larger than the marker.")
     if points:
         sources = _by_last(zip(names, (p.source for p in points), strict=True), brief=True)
         model = " (a model of the work, not a measurement)" if "analytic" in sources else ""
         paragraphs.append(f"FLOP and bytes: {sources}{model}. One FMA is two FLOP.")
-    for source in _DASHES:
-        details = [(c.name, c.detail) for c in roofline.ceilings if c.source == source and c.detail]
-        if details:
-            paragraphs.append(f"{source.capitalize()} roofs: {_by_last(details, brief=True)}")
+    ridges: dict[str, list[str]] = {}
+    for peak, memory, at in _ridges(roofline):
+        ridges.setdefault(_owned(memory), []).append(f"{number(at, 3)} {peak.name}")
+    if ridges:
+        listed = "; ".join(f"{name}: {_listed(peaks)}" for name, peaks in ridges.items())
+        paragraphs.append(f"Ridges (dots), FLOP/byte: {listed}.")
+    for source, dashes in _DASH_NAMES.items():
+        own = [c for c in roofline.ceilings if c.source == source]
+        # A sheet is a device's, a measured roof has its own method.
+        of = [c.device if source == "datasheet" and c.device else _owned(c) for c in own]
+        details = list(
+            dict.fromkeys((n, c.detail) for n, c in zip(of, own, strict=True) if c.detail)
+        )
+        if own:
+            said = f": {_by_last(details, brief=True)}" if details else "."
+            paragraphs.append(f"{source.capitalize()} roofs ({dashes}){said}")
     return [line for text in paragraphs for line in _wrap(text, _CAPTION, width)]
 
 
@@ -494,6 +606,10 @@ def _by_last(pairs: Iterable[tuple[str, str]], *, brief: bool = False) -> str:
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _NAMES_LISTED
     return ", ".join(names[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _owned(ceiling: Ceiling) -> str:
+    return f"{ceiling.device} {ceiling.name}".lstrip()
 
 
 def _level(level: str) -> str:

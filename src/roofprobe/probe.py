@@ -5,6 +5,7 @@ pass of each round, with counters; steps on which kernels are traced. Counters a
 between the timed steps and the traced ones.
 """
 
+import gc
 import os
 import threading
 import time
@@ -17,8 +18,8 @@ from typing import Final, Literal, TypeVar
 
 import torch
 
-from roofprobe import activity, coverage, environment, metrics
-from roofprobe.counters import CounterBackend, Plan, RoundCounters
+from roofprobe import activity, ceilings, coverage, environment, metrics
+from roofprobe.counters import CounterBackend, Plan, RoundCounters, external
 from roofprobe.errors import CuptiError, MeasurementActiveError, RoofprobeError, UsageError
 from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
 from roofprobe.timing import step_timer
@@ -250,13 +251,23 @@ class Probe:
 
     def _start_tracer(self, tracer: activity.KernelTracer) -> None:
         # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
-        if torch._C._autograd._profiler_enabled():
+        if self._profiler_holds_records():
+            self._profiler_seen = True
             self._notes["kernels"] = "a PyTorch profiler is active and holds the kernel records"
             return
         try:
             tracer.start()
         except RoofprobeError as error:
             self._notes["kernels"] = str(error)
+
+    def _profiler_holds_records(self) -> bool:
+        if torch._C._autograd._profiler_enabled():
+            return True
+        # In the warm-up of its schedule PyTorch does not call it enabled, yet it traces already,
+        # which takes every SASS counter to 0. Only then is it worth looking for.
+        counted = self._collected[-1][0].values
+        judged = coverage.judge(counted, None, profiler_active=False)
+        return (judged is None or judged.instrumented == 0) and _profiler_warms_up()
 
     # -- Preparing ------------------------------------------------------------------------
 
@@ -346,11 +357,12 @@ class Probe:
         if not whole:
             why = "the run ended before all passes of a round were done"
             unavailable |= dict.fromkeys(plan.metrics, why)
+        machine = environment.collect(self._device)
         record = Measurement(
             name=self.name,
             source=self._backend.source,
             created=environment.now_utc(),
-            environment=environment.collect(self._device),
+            environment=machine,
             workload=self._workload,
             metrics=(*plan.metrics, *plan.unavailable),
             rounds=tuple(
@@ -363,6 +375,7 @@ class Probe:
             timing=self._timing,
             kernels=self._kernels,
             clocks=self._clocks,
+            roofs=ceilings.load_cached(machine) if machine.device_kind == "cuda" else (),
             overhead=self._overhead,
             notes=self._notes,
         )
@@ -481,6 +494,8 @@ def _backend(choice: str | CounterBackend, device: torch.device) -> CounterBacke
         from roofprobe.counters.analytic import AnalyticBackend
 
         return AnalyticBackend()
+    if choice == "cupti" and external.requested():
+        return external.ExternalBackend(lambda: torch.cuda.synchronize(device))
     if choice == "cupti":
         if device.type != "cuda":
             raise UsageError(
@@ -491,6 +506,19 @@ def _backend(choice: str | CounterBackend, device: torch.device) -> CounterBacke
 
         return CuptiBackend(device.index, lambda: torch.cuda.synchronize(device))
     raise UsageError(f"no backend is called {choice!r}; there are auto, cupti and analytic")
+
+
+def _profiler_warms_up() -> bool:
+    """True while a torch.profiler of this process is in the warm-up of its schedule."""
+    from torch.profiler import ProfilerAction, profile
+
+    # Nothing in PyTorch lists its profilers; looking through all objects takes some 30 ms. Not
+    # isinstance: that asks for __class__, which some objects answer with a warning.
+    return any(
+        candidate.current_action == ProfilerAction.WARMUP
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), profile)
+    )
 
 
 def _noteworthy(record: Measurement) -> list[str]:

@@ -189,7 +189,7 @@ class CheckedCounter:
 
     @property
     def ratio(self) -> float | None:
-        """roofprobe over the other; 1 for two zeros, None where a value is missing or only one 0."""
+        """Our value over the other; 1 for two zeros, None without a value or for a lone 0 there."""
         if self.roofprobe is None or self.other is None:
             return None
         if self.other == 0:

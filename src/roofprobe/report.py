@@ -1,20 +1,25 @@
 """A record in words and in a picture: the table and the roofline of a run."""
 
 import io
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, cast
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roofprobe import device
+from roofprobe import metrics
 from roofprobe.derive import Figure, Figures, figures
-from roofprobe.record import MeasuredRoof, Measurement
-from roofprobe.roofline import Ceiling, Roofline, ceilings_of, place
+from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
+from roofprobe.record import CheckedCounter, CrossCheck, Measurement
+from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, place
 from roofprobe.units import number, percent, seconds, si
+
+SOURCES: Final[tuple[Source, ...]] = ("measured", "datasheet")
 
 _FOOTER = (
     "1 FMA = 2 FLOP; GB = 1e9 B; intensity = FLOP / DRAM bytes (read + write); "
@@ -23,6 +28,10 @@ _FOOTER = (
 
 # A path with less of the total than this gets no roof of its own in the picture.
 _WORTH_A_ROOF: Final = 0.01
+# Roofs that differ by less than this (natural logarithm) are one line on paper.
+_APART: Final = 0.03
+
+_ALL_FLOP: Final = "all FLOP"
 
 # What each FLOP path is, in the words of the field.
 _PATHS = {
@@ -55,71 +64,182 @@ def text(record: Measurement, *, width: int = 100) -> str:
         width: Columns.
     """
     derived = figures(record)
+    judged = verdict(record)
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
-    table = Table(title=Text(_title(record)), title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("per step", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("spread", justify="right", no_wrap=True)
-    table.add_column("source", no_wrap=True)
-    for row in _rows(record, derived):
-        table.add_row(*row)
-    console.print(table)
-    for line in _remarks(record, derived):
+    rows = [*_rows(record, derived), *_uses(judged)]
+    console.print(_table(_title(record), ("per step", "value", "spread", "source"), rows, "lrrl"))
+    console.print(" ".join(judged.sentences))
+    for line in _remarks(record, derived, judged):
         console.print(line)
+    if record.crosscheck is not None:
+        console.print()
+        console.print(_crosscheck_table(record.crosscheck))
+        for line in _crosscheck_remarks(record.crosscheck):
+            console.print(line)
     console.print(_FOOTER)
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def roofline_of(record: Measurement) -> Roofline:
+def roofline_of(
+    record: Measurement,
+    *,
+    levels: Sequence[str] = metrics.LEVELS,
+    sources: Sequence[Source] = SOURCES,
+) -> Roofline:
     """The roofline of a record: this device's roofs, the step, and the study's view of it.
 
-    Datasheet roofs come from the catalogue, for the paths on which a percent of the step's FLOP
-    or more ran; measured ones from the record.
+    The step is one point for each memory level. Roofs are those of the paths on which a percent of
+    the step's FLOP or more ran, of the levels, and of the step's mix of paths where it differs.
+
+    Args:
+        record: What was measured.
+        levels: Memory levels to show.
+        sources: Kinds of roofs to draw: ``measured``, from the record, and ``datasheet``.
     """
     derived = figures(record)
+    ceilings = _roofs(record, derived, levels, sources)
+    mix = _mix(record, ceilings, sources)
+    placed = _points(record, derived, ceilings, levels, _ALL_FLOP)
+    if derived.study is not None and derived.study.reason is not None and "dram" in levels:
+        placed.append(_study_point(record, derived))
+    return Roofline.of(_title(record), [*ceilings, *mix], [*placed, *_lacking(ceilings, sources)])
+
+
+def overlay(
+    runs: Sequence[tuple[str, Measurement]],
+    *,
+    levels: Sequence[str] = ("dram",),
+    sources: Sequence[Source] = SOURCES,
+) -> Roofline:
+    """Several runs in one roofline, on one GPU or on several, whose roofs are told apart.
+
+    Of several roofs of one GPU, path and source, the highest is drawn.
+
+    Args:
+        runs: Name for people and record of each.
+        levels: As in ``roofline_of``.
+        sources: As in ``roofline_of``.
+    """
+    devices = list(dict.fromkeys(_device(record) for _, record in runs))
+    highest: dict[tuple[str | None, ...], Ceiling] = {}
+    placed: list[Point | LeftOut] = []
+    for name, record in runs:
+        owner = _device(record) if len(devices) > 1 else ""
+        derived = figures(record)
+        ceilings = _roofs(record, derived, levels, sources)
+        for ceiling in (replace(each, device=owner) for each in ceilings):
+            key = (owner, ceiling.path, ceiling.level, ceiling.source)
+            if key not in highest or ceiling.value > highest[key].value:
+                highest[key] = ceiling
+        placed += [
+            replace(each, device=owner) if isinstance(each, Point) else each
+            for each in _points(record, derived, ceilings, levels, name)
+        ]
+    placed += _lacking(tuple(highest.values()), sources)
+    title = f"{len(runs)} runs on {', '.join(devices)}"
+    return Roofline.of(title, highest.values(), placed)
+
+
+def _roofs(
+    record: Measurement, derived: Figures, levels: Sequence[str], sources: Sequence[Source]
+) -> list[Ceiling]:
+    """The roofs of each path that worked and of each level."""
     total = derived.flop_total.value or 0.0
     used = [
         path
         for path, figure in derived.flop.items()
         if figure.value and not figure.upper_bound and figure.value >= _WORTH_A_ROOF * total
     ]
-    ceilings = [_measured(roof) for roof in record.roofs]
-    environment = record.environment
-    spec = device.find(
-        device_name=environment.device_name,
-        chip=environment.chip,
-        sm_count=environment.sm_count,
-        memory_byte=environment.memory_byte,
-    )
-    if environment.device_kind == "cuda" and spec is not None:
-        ceilings += ceilings_of(spec, used)
-    time = derived.step_time.value
-    dram = derived.byte["dram"].value if "dram" in derived.byte else None
-    placed = [
-        place(
-            f"{record.name}, all FLOP", derived.flop_total.value, dram, time, source=record.source
-        )
-    ]
-    study = derived.study
-    if study is not None and study.reason is not None:
-        # The study divides by kernel time; without kernel records its point has no height.
+    known = ceilings_for(record)
+    found: list[Ceiling] = []
+    for source in sources:
+        own = [ceiling for ceiling in known if ceiling.source == source]
+        for path in used:
+            found += [ceiling for ceiling in own if ceiling.path == path]
+        for level in levels:
+            found += [ceiling for ceiling in own if ceiling.level == level]
+    return found
+
+
+def _mix(
+    record: Measurement, ceilings: Sequence[Ceiling], sources: Sequence[Source]
+) -> list[Ceiling]:
+    """The verdict's compute ceiling, where it is a mix and lies apart from the paths' roofs."""
+    found = verdict(record, roofs=None if "measured" in sources else ())
+    mix = found.compute.ceiling if found.compute is not None else None
+    if mix is None or mix.path is not None or mix.source not in sources:
+        return []
+    peaks = [c.value for c in ceilings if c.kind == "flop" and c.source == mix.source]
+    apart = all(abs(math.log(peak / mix.value)) > _APART for peak in peaks)
+    how = "total FLOP over the sum of each path's least time"
+    return [replace(mix, name="this step's mix", detail=how)] if apart else []
+
+
+def _points(
+    record: Measurement,
+    derived: Figures,
+    ceilings: Sequence[Ceiling],
+    levels: Sequence[str],
+    name: str,
+) -> list[Point | LeftOut]:
+    """The step at each memory level that was asked for at all."""
+    placed: list[Point | LeftOut] = []
+    bound = {ceiling.level for ceiling in ceilings}
+    for level in levels:
+        byte, intensity = derived.byte.get(level), derived.intensity.get(level)
+        if byte is None or intensity is None:
+            if level == "dram" or len(levels) == 1:
+                placed.append(LeftOut(name, f"{_BYTES[level]} bytes were not counted"))
+            continue
+        notes = []
+        if level not in bound and bound - {None}:
+            notes.append(f"no roof of {_BYTES[level]} is known")
+        if level == "l2" and record.environment.chip in TWO_PARTITIONS:
+            notes.append("counts traffic between L2's two partitions, too")
         placed.append(
             place(
-                "study's formula (fp32 SASS over kernel time)",
-                study.flop.value,
-                dram,
-                derived.kernel_time.value,
+                name,
+                derived.flop_total.value,
+                byte.value,
+                derived.step_time.value,
                 source=record.source,
+                level=level,
+                note=", ".join(notes),
+                spread=(intensity.spread, derived.flop_per_s.spread),
             )
         )
-    return Roofline.of(_title(record), ceilings, placed)
+    # Three times the same reason is one reason too many.
+    return list(dict.fromkeys(placed))
 
 
-def _measured(roof: MeasuredRoof) -> Ceiling:
-    kind = cast(Literal["flop", "byte"], roof.kind)
-    return Ceiling(roof.name, kind, roof.value, roof.path, roof.level, "measured", roof.method)
+def _study_point(record: Measurement, derived: Figures) -> Point | LeftOut:
+    """The study divides by kernel time; without kernel records its point has no height."""
+    study = derived.study
+    assert study is not None
+    return place(
+        "study's formula",
+        study.flop.value,
+        derived.byte["dram"].value if "dram" in derived.byte else None,
+        derived.kernel_time.value,
+        source=record.source,
+        note="fp32 instructions over kernel time",
+        spread=(study.intensity.spread, study.flop_per_s.spread),
+    )
+
+
+def _lacking(ceilings: Sequence[Ceiling], sources: Sequence[Source]) -> list[LeftOut]:
+    """Kinds of roofs that were asked for by themselves and are not there."""
+    have = {ceiling.source for ceiling in ceilings}
+    if have & set(sources):
+        return []
+    why = {"measured": "the run holds none", "datasheet": "the device is not in the catalogue"}
+    return [LeftOut(f"{source} roofs", why[source]) for source in sources]
+
+
+def _device(record: Measurement) -> str:
+    return record.environment.device_name.removeprefix("NVIDIA ").removeprefix("Tesla ")
 
 
 def save_plot(record: Measurement, path: str | os.PathLike[str]) -> Path:
@@ -178,7 +298,70 @@ def _row(label: str, figure: Figure, unit: str) -> tuple[str, str, str, str]:
     )
 
 
-def _remarks(record: Measurement, derived: Figures) -> Iterable[str]:
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], sides: str) -> Table:
+    """A plain table; ``sides`` holds l or r for each column."""
+    table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
+    for head, side in zip(heads, sides, strict=True):
+        table.add_column(head, justify="right" if side == "r" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _uses(judged: Verdict) -> Iterable[tuple[str, str, str, str]]:
+    """The use of each ceiling."""
+    for use in judged.uses:
+        unit = "FLOP/s" if use.ceiling.kind == "flop" else "B/s"
+        value = percent(use.fraction)
+        yield (
+            f"use of {use.name} ceiling, {si(use.ceiling.value, unit)}",
+            f">= {value}" if use.at_least else value,
+            percent(use.spread, 2) if use.spread is not None else "",
+            use.ceiling.source,
+        )
+
+
+def _crosscheck_table(check: CrossCheck) -> Table:
+    """Counter by counter against another profiler; rows that are judged come first."""
+    judged = sorted(check.counters, key=lambda row: row.agrees is None)
+    heads = ("counter", "roofprobe", "other", "ratio", "within", "verdict")
+    title = f"{'agrees with' if check.agrees else 'DOES NOT AGREE with'} {check.tool}"
+    return _table(title, heads, [_checked(row) for row in judged], "lrrrrl")
+
+
+def _checked(row: CheckedCounter) -> tuple[str, ...]:
+    return (
+        row.metric,
+        si(row.roofprobe, "", 5),
+        si(row.other, "", 5),
+        number(row.ratio, 5),
+        percent(row.tolerance) if row.tolerance is not None else "",
+        {True: "agrees", False: "DIFFERS", None: "not judged"}[row.agrees],
+    )
+
+
+def _crosscheck_remarks(check: CrossCheck) -> Iterable[str]:
+    for row in check.counters:
+        if row.reason:
+            yield f"{row.metric}: {row.reason}"
+    for name, reason in check.left_out.items():
+        yield f"not compared: {name}: {reason}"
+
+
+def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable[str]:
+    compute = judged.compute
+    if compute is not None:
+        ceiling = compute.ceiling
+        how = ceiling.detail if ceiling.path is None else f"{ceiling.name}, {ceiling.detail}"
+        yield f"Compute ceiling ({ceiling.source}), {si(ceiling.value, 'FLOP/s')}: {how}."
+    share = derived.fma_share.value
+    cores, total = derived.flop.get("sass_fp32"), derived.flop_total.value
+    worked = cores.value if cores is not None else None
+    if share is not None and worked and total and worked >= _WORTH_A_ROOF * total:
+        yield (
+            f"FMA are {percent(share, 2)} of the fp32 instructions on CUDA cores, so no more than "
+            f"{percent((1 + share) / 2, 2)} of their peak can be reached."
+        )
     clocks = record.clocks
     if clocks is not None:
         low, middle, high = (si(clock, "Hz") for clock in clocks.sm)

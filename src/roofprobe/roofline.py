@@ -11,6 +11,9 @@ from typing import Final, Literal, NamedTuple
 
 from roofprobe.device import DeviceSpec
 from roofprobe.errors import UsageError
+from roofprobe.record import MeasuredRoof
+
+Source = Literal["datasheet", "measured", "given"]
 
 # A point up to this far above its roof is within what steps differ by when counts come from one
 # and the time from another; the usual mistakes (sparse peak, wrong product, MAC for FLOP, a
@@ -29,7 +32,9 @@ class Ceiling:
         path: FLOP path for kind ``flop``; None for a mix of paths.
         level: Memory level for kind ``byte``.
         source: ``datasheet``, ``measured`` on this machine, or ``given`` by the user.
-        detail: Where exactly it is from, or how it was measured.
+        detail: Where exactly it is from, how it was measured, or how it was formed.
+        spread: Of the repeats of a measured one: largest minus smallest over the median.
+        device: Whose it is, where several devices are in one picture; else empty.
     """
 
     name: str
@@ -37,8 +42,10 @@ class Ceiling:
     value: float
     path: str | None
     level: str | None
-    source: Literal["datasheet", "measured", "given"]
+    source: Source
     detail: str
+    spread: float | None = None
+    device: str = ""
 
     def __post_init__(self) -> None:
         _require_positive(f"ceiling {self.name!r}", self.value)
@@ -55,6 +62,9 @@ class Point:
         level: Memory level whose bytes were counted.
         source: Where FLOP and bytes are from (``cupti``, ``analytic``, ...).
         note: What limits the figure; empty when nothing does.
+        spread: Of intensity and of rate: largest minus smallest over the mean; None where there
+            was no repetition.
+        device: As in ``Ceiling``.
     """
 
     name: str
@@ -63,6 +73,8 @@ class Point:
     level: str
     source: str
     note: str = ""
+    spread: tuple[float | None, float | None] = (None, None)
+    device: str = ""
 
     def __post_init__(self) -> None:
         _require_positive(f"point {self.name!r}", self.intensity, self.flop_per_s)
@@ -154,6 +166,8 @@ def place(
     source: str,
     level: str = "dram",
     note: str = "",
+    spread: tuple[float | None, float | None] = (None, None),
+    device: str = "",
 ) -> Point | LeftOut:
     """Puts a piece of work on the plane, or says why it has no place there.
 
@@ -165,6 +179,8 @@ def place(
         source: Where the counts are from (``cupti``, ``analytic``, ...).
         level: Memory level.
         note: What limits the figure.
+        spread: Of intensity and of rate, fractions.
+        device: Whose roofs apply, where several devices are in one picture.
     """
     counts = {"FLOP": flop, "bytes": byte, "s": time}
     known = {unit: n for unit, n in counts.items() if n is not None and 0 <= n < math.inf}
@@ -176,7 +192,7 @@ def place(
         unbounded = ": intensity unbounded" if zeros == ["0 bytes"] else ""
         return LeftOut(name, " and ".join(zeros) + unbounded)
     rate = known["FLOP"] / known["s"]
-    return Point(name, known["FLOP"] / known["bytes"], rate, level, source, note)
+    return Point(name, known["FLOP"] / known["bytes"], rate, level, source, note, spread, device)
 
 
 def above_roof(point: Point, roofline: Roofline) -> float | None:
@@ -189,8 +205,9 @@ def above_roof(point: Point, roofline: Roofline) -> float | None:
         Attained over attainable under the highest peak and the highest bandwidth of the point's
         level, where that ratio is above ``ABOVE_ROOF``.
     """
-    peaks = [c.value for c in roofline.ceilings if c.kind == "flop"]
-    bandwidths = [c.value for c in roofline.ceilings if c.kind == "byte" and c.level == point.level]
+    own = [c for c in roofline.ceilings if c.device == point.device]
+    peaks = [c.value for c in own if c.kind == "flop"]
+    bandwidths = [c.value for c in own if c.kind == "byte" and c.level == point.level]
     roof = attainable(
         point.intensity, max(peaks, default=math.inf), max(bandwidths, default=math.inf)
     )
@@ -208,7 +225,7 @@ def ceilings_of(spec: DeviceSpec, paths: Iterable[str]) -> tuple[Ceiling, ...]:
     """
     detail = f"{spec.name}, dense, seen {spec.seen}: {', '.join(spec.source)}"
     flop = tuple(
-        Ceiling(_path_name(path), "flop", spec.peaks[path], path, None, "datasheet", detail)
+        Ceiling(path_name(path), "flop", spec.peaks[path], path, None, "datasheet", detail)
         for path in dict.fromkeys(paths)
         if path in spec.peaks and not path.startswith("tensor_int")
     )
@@ -216,7 +233,23 @@ def ceilings_of(spec: DeviceSpec, paths: Iterable[str]) -> tuple[Ceiling, ...]:
     return (*flop, dram)
 
 
-def _path_name(path: str) -> str:
+def measured_ceiling(roof: MeasuredRoof) -> Ceiling:
+    """A roof of a record as a ceiling, under its own name."""
+    kind: Literal["flop", "byte"] = "flop" if roof.kind == "flop" else "byte"
+    return Ceiling(
+        name=roof.name,
+        kind=kind,
+        value=roof.value,
+        path=roof.path,
+        level=roof.level,
+        source="measured",
+        detail=roof.method,
+        spread=roof.spread,
+    )
+
+
+def path_name(path: str) -> str:
+    """A FLOP path for people: ``TF32 tensor``, ``FP32 CUDA cores``."""
     unit, _, precision = path.partition("_")
     return f"{precision.upper()} {'CUDA cores' if unit == 'sass' else unit}"
 

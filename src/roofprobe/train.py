@@ -5,7 +5,8 @@
     torchrun --nproc-per-node 2 -m roofprobe.train -a resnet18 --dummy
 
 The command line is that of PyTorch's ImageNet example; the last group of options is ours. Exit
-codes: 0, 1 when the run failed, 2 when the command line makes no sense, 130 after Ctrl-C.
+codes: 0, 1 when the run failed, 2 when the command line makes no sense, 3 when --verify-ncu found
+a difference, 130 after Ctrl-C.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import roofprobe
 from roofprobe import metrics
+from roofprobe.counters import external
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
 
 # PyTorch takes seconds to import, so that it is left to the functions that need it: --help and
@@ -46,8 +48,12 @@ Say = Callable[[str], None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        _run(_parse(argv))
+        args = _parse(given)
+        saved = _run(args)
+        if args.verify_ncu:
+            return _verify(saved, given)
     except KeyboardInterrupt:
         print(f"{PROG}: interrupted", file=sys.stderr)
         return 130
@@ -135,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", choices=("auto", "cupti", "analytic"), default="auto",
         help="hardware counters or a model of them (cupti where there is a GPU)")
     add("--out", type=Path, metavar="DIR", help="for results (runs/ARCH-bBATCH-TIME)")
+    add("--verify-ncu", action="store_true",
+        help="run it all again under Nsight Compute and compare the counters (minutes)")
     add("--save-image", action="store_true", help="keep the raw counter data too")
     # fmt: on
     return parser
@@ -142,6 +150,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = _parser().parse_args(argv)
+    if args.verify_ncu and (args.evaluate or args.backend == "analytic"):
+        other = "--evaluate" if args.evaluate else "--backend analytic"
+        raise UsageError(f"--verify-ncu compares hardware counters, and {other} reads none")
     if (args.data is None) != args.dummy:
         raise UsageError("give either DIR, the folder of images, or --dummy for made-up ones")
     try:
@@ -154,7 +165,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 # -- One run ------------------------------------------------------------------------------
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace) -> Path | None:
+    """Trains; returns the run file, where something was measured."""
     import torch
 
     from roofprobe import imagenet
@@ -167,6 +179,7 @@ def _run(args: argparse.Namespace) -> None:
         _join(args, ranks, device)
     say = _say if ranks.rank == 0 else _silent
     imagenet.configure(options)
+    saved = None
     try:
         trainer = imagenet.Trainer(options, device, ranks)
         trainer.epoch = args.start_epoch
@@ -177,7 +190,7 @@ def _run(args: argparse.Namespace) -> None:
             batches = imagenet.val_batches(options, trainer.image_size, device, ranks)
             _validate(trainer, batches, args.steps, args.print_freq, say)
         else:
-            _train(args, trainer, device, ranks, say)
+            saved = _train(args, trainer, device, ranks, say)
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
@@ -187,6 +200,21 @@ def _run(args: argparse.Namespace) -> None:
         ) from None
     if given is not None:
         torch.distributed.destroy_process_group()
+    return saved
+
+
+def _verify(saved: Path | None, given: Sequence[str]) -> int:
+    """Runs the same command line under ncu; the run file is already written."""
+    if saved is None:
+        raise RoofprobeError("--verify-ncu: nothing was measured that could be compared")
+    import torch
+
+    from roofprobe.cli.verify import verify_file
+
+    torch.cuda.empty_cache()  # the same model comes again, beside what this process holds
+    same = [argument for argument in given if argument != "--verify-ncu"]
+    command = [sys.executable, "-m", PROG, *same, "--out", str(saved.parent)]
+    return verify_file(saved, command)
 
 
 def _train(
@@ -195,7 +223,7 @@ def _train(
     device: "torch.device",
     ranks: "Ranks",
     say: Say,
-) -> None:
+) -> Path | None:
     from roofprobe import imagenet
 
     options = trainer.options
@@ -224,6 +252,7 @@ def _train(
     if limit is None and trainer.epoch < last:
         say("=> measured, so the run ends here; --steps 0 trains whole epochs")
     region.report()
+    return region.saved
 
 
 def _train_epoch(
@@ -350,6 +379,11 @@ class _Region:
             self._close()
 
     @property
+    def saved(self) -> Path | None:
+        """The run file, once there is one."""
+        return self._files[0] if self._files else None
+
+    @property
     def over(self) -> bool:
         return self.closed and not self._left_to_others
 
@@ -412,7 +446,8 @@ class _Region:
             self._save(interrupted=error is not None)
 
     def _bracket(self) -> None:
-        if self._cuda:
+        # Where verify counts from outside, the measured step alone is marked, by its backend.
+        if self._cuda and not external.requested():
             import torch
 
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
@@ -431,7 +466,7 @@ class _Region:
             result = self._probe.result
         except UsageError:  # it failed before there was anything to keep
             return
-        if interrupted and result.timing is None and not result.rounds:
+        if interrupted and (external.requested() or (result.timing is None and not result.rounds)):
             return
         self._result = result
         self._files.append(result.save(self._folder / "run.json"))
@@ -450,6 +485,11 @@ def _torchrun(args: argparse.Namespace, environ: Mapping[str, str]) -> "Ranks | 
     from roofprobe.imagenet import Ranks
 
     if "RANK" in environ and "WORLD_SIZE" in environ:
+        if args.verify_ncu:
+            raise UsageError(
+                "--verify-ncu starts the program anew, which no process under torchrun can: use "
+                f"roofprobe verify RUN.json -- torchrun ... -m {PROG} ..."
+            )
         if args.gpu is not None:
             raise UsageError("--gpu is not for torchrun, which gives every process its own GPU")
         rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
@@ -484,6 +524,8 @@ def _options(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -
             raise UsageError(f"--gpu {args.gpu}: PyTorch finds no GPU; leave it out for the CPU")
         if args.amp == "fp16":
             raise UsageError("--amp fp16 needs a GPU, because loss scaling does: use --amp bf16")
+        if args.verify_ncu:
+            raise UsageError("--verify-ncu needs an NVIDIA GPU: there are no counters to compare")
         if args.backend == "cupti":
             raise UsageError("--backend cupti needs an NVIDIA GPU: use --backend analytic")
     share, rest = divmod(args.batch_size, ranks.local_world)

@@ -1,12 +1,37 @@
 """The clock is a fake: real rates are nobody's to expect."""
 
+import argparse
+import json
+from dataclasses import asdict, replace
 from itertools import cycle
+from pathlib import Path
 
 import pytest
 import torch
 
-from roofprobe import ceilings
-from roofprobe.ceilings import measure_cpu_roofs
+from roofprobe import environment
+from roofprobe.ceilings import (
+    bench,
+    cache,
+    cpu,
+    dram_roof,
+    gemm,
+    gpu,
+    kernels,
+    load_cached,
+    measure_cpu_roofs,
+    memory,
+    nvml,
+    peaks,
+)
+from roofprobe.ceilings.roofs import Ceilings, UnavailableError
+from roofprobe.cli import ceilings as verb
+from roofprobe.cli import main
+from roofprobe.errors import RecordError
+from roofprobe.record import Environment, MeasuredRoof
+
+CPU = torch.device("cpu")
+GIB = 2**30
 
 
 def set_clock(monkeypatch, *steps: float) -> None:
@@ -18,13 +43,13 @@ def set_clock(monkeypatch, *steps: float) -> None:
         now += next(turns)
         return now
 
-    monkeypatch.setattr(ceilings, "perf_counter", clock)
+    monkeypatch.setattr(cpu, "perf_counter", clock)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(ceilings, "_GEMM_SIZES", (4, 8))
-    monkeypatch.setattr(ceilings, "_COPY_BYTES", 2**21)
+    monkeypatch.setattr(cpu, "_GEMM_SIZES", (4, 8))
+    monkeypatch.setattr(cpu, "_COPY_BYTES", 2**21)
 
 
 def test_rates(monkeypatch):
@@ -52,7 +77,7 @@ def test_no_larger_matrices_than_fit_the_time(monkeypatch):
 
 
 def test_the_better_size_wins(monkeypatch):
-    monkeypatch.setattr(ceilings, "_time", lambda call, seconds: (next(durations), 0.0))
+    monkeypatch.setattr(cpu, "_time", lambda call, seconds: (next(durations), 0.0))
     # 128 FLOP in 1 s, then 1024 FLOP in 16 s; the third is the copy's
     durations = iter((1.0, 16.0, 1.0))
     gemm, _ = measure_cpu_roofs(seconds=100)
@@ -62,7 +87,7 @@ def test_the_better_size_wins(monkeypatch):
 def test_spread(monkeypatch):
     # Two looks for the trial call, then two for each of five repeats: 1, 1, 2, 1, 1 s.
     set_clock(monkeypatch, 0, 1, 0, 1, 0, 1, 0, 2, 0, 1, 0, 1)
-    duration, spread = ceilings._time(lambda: None, 0.0)
+    duration, spread = cpu._time(lambda: None, 0.0)
     assert (duration, spread) == (1, 1)  # (2 - 1) / 1
 
 
@@ -73,9 +98,754 @@ def test_works_on_numbers_and_leaves_the_users_alone(monkeypatch):
         operands.extend(call.args)
         return 1.0, 0.0
 
-    monkeypatch.setattr(ceilings, "_time", keep)
+    monkeypatch.setattr(cpu, "_time", keep)
     before = torch.get_rng_state()
     measure_cpu_roofs()
     assert torch.equal(torch.get_rng_state(), before)
     # Pages and multiplications of zeros can be cheaper than others.
     assert all((operand != 0).float().mean() > 0.99 for operand in operands)
+
+
+# --- timing ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Durations of one call: a way's call says how long it takes."""
+
+    def timed(call, calls, repeats, device):
+        return tuple(call() for _ in range(repeats))
+
+    monkeypatch.setattr(bench, "_timed", timed)
+
+
+def way(name: str, work: float, *durations: float) -> bench.Way:
+    return bench.Way(name, work, lambda: cycle(durations).__next__)
+
+
+def broken(reason: str) -> bench.Way:
+    def prepare():
+        raise RuntimeError(reason)
+
+    return bench.Way("broken", 1.0, prepare)
+
+
+def test_the_best_way_wins(clock):
+    ways = [way("small", 100, 0.01), way("large", 800, 0.04), way("largest", 1600, 0.1)]
+    reading = bench.best_of(ways, CPU)
+    assert reading.value == 800 / 0.04
+    assert reading.method == "large; 5 repeats of 2 calls"  # of 0.04 s: two come to 0.1 s
+    assert reading.spread == 0
+    assert reading.clock is None  # a CPU has no SM
+
+
+def test_value_is_the_median_and_spread_is_over_the_repeats(clock):
+    # prepare() gives a new cycle: one duration for the warm-up, then five repeats.
+    reading = bench.read(way("w", 12, 9.0, 2.0, 3.0, 8.0, 2.5, 4.0), 1.0, CPU)
+    assert reading.value == 12 / 3  # of 2, 2.5, 3, 4, 8
+    assert reading.spread == (8 - 2) / 3
+
+
+def test_a_way_that_would_take_too_long_is_not_tried(clock):
+    tried = []
+
+    def prepare():
+        tried.append("huge")
+        return lambda: 1.0
+
+    # 1e6 FLOP at 1000 FLOP/s are 1000 s.
+    bench.best_of([way("small", 100, 0.1), bench.Way("huge", 1e6, prepare)], CPU)
+    assert tried == []
+
+
+def test_a_way_that_fails_leaves_the_others(clock):
+    reading = bench.best_of([broken("out of memory"), way("good", 100, 0.01)], CPU)
+    assert reading.value == 1e4
+
+
+def test_no_way_at_all_says_why(clock):
+    with pytest.raises(UnavailableError, match=r"^not supported$"):
+        bench.best_of([broken("not supported\nstack"), broken("other")], CPU)
+    with pytest.raises(UnavailableError, match="fits the free memory"):
+        bench.best_of([], CPU)
+
+
+def test_real_clock_runs_the_call_so_often():
+    calls = []
+    durations = bench._timed(lambda: calls.append(1), 3, 2, CPU)
+    assert len(calls) == 6
+    assert len(durations) == 2 and all(duration > 0 for duration in durations)
+
+
+# --- matrix products -------------------------------------------------------------------------
+
+
+def gemm_of(path: str) -> gemm.Gemm:
+    (found,) = [one for one in gemm.GEMMS if one.path == path]
+    return found
+
+
+def test_work_is_2mnk_and_methods_name_the_call():
+    ways = list(gemm.ways(gemm_of("tensor_tf32"), CPU, 80 * GIB))
+    assert [way.work for way in ways[::3]] == [2 * n**3 for n in (2048, 4096, 8192, 12288, 16384)]
+    assert ways[0].method == (
+        "torch.mm, fp32 with fp32_precision=tf32, 2048 x 2048 x 2048, A and B row-major"
+    )
+    assert len({way.method for way in ways}) == len(ways) == 15
+
+
+def test_operands_fit_the_memory():
+    # 4096: three fp16 matrices and one of fp32 in the making, 4096^2 * (6 + 4) byte = 160 MiB
+    ways = list(gemm.ways(gemm.FP16, CPU, 160 * 2**20))
+    assert max(way.work for way in ways) == 2 * 4096**3
+    assert not list(gemm.ways(gemm.FP16, CPU, 2**20))
+
+
+@pytest.mark.parametrize(
+    ("path", "capability", "chip", "reason"),
+    [
+        ("tensor_bf16", (7, 5), "TU104", "no such tensor cores"),
+        ("tensor_fp8", (8, 6), "GA102", "no such tensor cores"),
+        ("tensor_fp16", (7, 5), "TU116", "no such tensor cores"),
+        ("tensor_fp16_acc16", (7, 5), "TU116", "no such tensor cores"),
+        ("tensor_fp64", (8, 6), "GA102", "FP64 FMA"),
+        ("tensor_fp64", (7, 0), "GV100", "FP64 FMA"),
+    ],
+)
+def test_a_precision_that_the_gpu_lacks(path, capability, chip, reason):
+    with pytest.raises(UnavailableError, match=reason):
+        gemm.require(gemm_of(path), capability, chip)
+
+
+def test_an_h200_has_every_precision_known_chip_or_not():
+    for one in gemm.GEMMS:
+        gemm.require(one, (9, 0), "GH100")
+        gemm.require(one, (9, 0), None)
+
+
+@pytest.mark.parametrize("one", gemm.GEMMS, ids=lambda one: one.path)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_operands_are_normal_numbers_and_products_are_right(one, layout):
+    if one.path == "tensor_fp8":
+        layout = "nt"  # the one that the hardware takes
+    before = torch.get_rng_state()
+    call = gemm._prepare(one, CPU, 64, layout, False)
+    assert torch.equal(torch.get_rng_state(), before)
+    a, b = (operand.to(torch.float64) for operand in call.args)
+    for operand in (a, b):
+        assert operand.std() == pytest.approx(1, abs=0.05)
+        assert operand.mean() == pytest.approx(0, abs=0.1)
+    assert (call.args[0].stride() == (1, 64)) == (layout[0] == "t")
+    assert (call.args[1].stride() == (1, 64)) == (layout[1] == "t")
+    with gemm.settings(one):
+        result = call()
+    assert torch.allclose(result.to(torch.float64), a @ b, rtol=0.02, atol=0.3)
+
+
+def precision_settings():
+    products = torch.backends.cuda.matmul
+    return (
+        products.fp32_precision,
+        products.allow_tf32,
+        products.allow_fp16_accumulation,
+        torch.get_float32_matmul_precision(),
+        torch.is_grad_enabled(),
+    )
+
+
+@pytest.mark.parametrize("users", ["highest", "high", "medium"])
+def test_settings_hold_inside_and_are_the_users_again_outside(users):
+    torch.set_float32_matmul_precision(users)
+    try:
+        before = precision_settings()
+        for one in gemm.GEMMS:
+            with pytest.raises(KeyError), gemm.settings(one):
+                assert torch.backends.cuda.matmul.fp32_precision == one.fp32_precision
+                accumulation = torch.backends.cuda.matmul.allow_fp16_accumulation
+                assert accumulation == one.fp16_accumulation
+                raise KeyError
+            assert precision_settings() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_an_inherited_setting_stays_inherited():
+    products = torch.backends.cuda.matmul
+    # Left by the test above as set; "none" inherits.
+    products.fp32_precision = "none"
+    torch.backends.fp32_precision = "tf32"
+    try:
+        assert products.fp32_precision == "tf32"
+        with gemm.settings(gemm_of("sass_fp32")):
+            assert products.fp32_precision == "ieee"
+        assert products.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"
+        assert products.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+
+# --- own kernels -----------------------------------------------------------------------------
+
+
+def test_kernels_compile_to_what_is_counted():
+    if torch.version.cuda is None:
+        with pytest.raises(UnavailableError, match="without CUDA"):
+            kernels.compile_for(90)
+        return
+    assert kernels.compile_for(90).startswith(b"\x7fELF")
+    # A GPU that is younger than the compiler gets PTX, which the driver finishes.
+    ptx = kernels.compile_for(999).decode()
+    entries = {part.split("(")[0]: part for part in ptx.split(".entry ")[1:]}
+    for name, fma, other in (
+        ("fma_fp32", "fma.rn.f32", ".f64"),
+        ("fma_fp64", "fma.rn.f64", ".f32"),
+    ):
+        body = entries[name]
+        assert 2 * body.count(fma) == kernels.FMA_FLOP_A_ROUND == 1024
+        assert other not in body
+        assert body.count("bra") <= 3  # skip, loop, end: nothing else repeats
+    reading = entries["read_global"]
+    assert reading.count("ld.global.cg.v4.u32") == kernels.LOADS == 4
+    assert kernels.PIECE_BYTE == 4 * 4
+
+
+def test_chains_never_settle():
+    # The kernel's recurrence, each step rounded to fp32 once, as an FMA does.
+    thread = torch.arange(256, dtype=torch.float64)
+    seed = (torch.tensor(1.99) - (thread * 2.0**-14).float()).double()
+    x = torch.rand(8, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seen = []
+    for step in range(3000):
+        x = (seed - x * x).float().double()
+        if step >= 2900:
+            seen.append(x)
+    orbit = torch.stack(seen)
+    assert orbit.abs().max() <= 2
+    distinct = [len(set(column.tolist())) for column in orbit.flatten(1).T]
+    assert sum(count > 90 for count in distinct) > 0.9 * len(distinct)
+
+
+def test_an_architecture_that_no_compiler_knows():
+    if torch.version.cuda is not None:
+        with pytest.raises(UnavailableError, match="and newer"):
+            kernels.compile_for(1)
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+def test_buffers_are_far_larger_than_l2(monkeypatch):
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 60 * 2**20)
+    monkeypatch.setattr(kernels, "sweep_byte", lambda device: 4325376)  # 132 SMs * 2048 * 16
+    ways = memory.dram_ways(CPU, 80 * GIB)
+    assert {name: [way.work for way in several] for name, several in ways.items()} == {
+        "DRAM copy": [8 * GIB, 8 * GIB],  # read and written
+        # 4 GiB, and what whole groups of four loads cover: 248 * 17301504
+        "DRAM read": [4 * GIB, 4 * GIB, 4290772992],
+        "DRAM write": [4 * GIB, 4 * GIB],
+    }
+    # An 8 GB card with 4 GiB to spare still has 2 GiB a buffer; half a GiB is too near L2.
+    assert memory.dram_ways(CPU, 4 * GIB)["DRAM write"][0].work == 2 * GIB
+    with pytest.raises(UnavailableError, match="256 MiB, and less than 8 times the L2"):
+        memory.dram_ways(CPU, GIB // 2)
+
+
+def test_without_the_own_kernel_the_librarys_ways_remain(monkeypatch):
+    def no_kernel(device):
+        raise UnavailableError("no NVRTC")
+
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 2**20)
+    monkeypatch.setattr(kernels, "sweep_byte", no_kernel)
+    methods = [way.method for way in memory.dram_ways(CPU, GIB)["DRAM read"]]
+    assert methods == ["torch.sum of 0.5 GiB", "torch.amax of 0.5 GiB"]
+
+
+def test_every_way_of_dram_runs_on_random_numbers(monkeypatch):
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 2**20)
+    monkeypatch.setattr(kernels, "sweep_byte", lambda device: 2**16)
+    monkeypatch.setattr(memory, "_BUFFER", 8 * 2**20)
+    for name, ways in memory.dram_ways(CPU, GIB).items():
+        for one in ways:
+            if "own kernel" not in one.method:
+                call = one.prepare()
+                operands = call.args
+                assert all(operand.nbytes == 8 * 2**20 for operand in operands)
+                call()
+                if name == "DRAM copy":
+                    assert torch.equal(operands[0].abs(), operands[1].abs())
+                if name != "DRAM write":
+                    assert operands[-1].std() == pytest.approx(1, abs=0.01)
+
+
+def test_the_plateau_of_l2(monkeypatch):
+    rates = {4: 5.0e12, 8: 6.8e12, 16: 7.0e12, 24: 6.9e12, 32: 5.5e12, 60: 4.4e12}
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 60 * 2**20)
+    monkeypatch.setattr(memory, "l2_rates", lambda d: {m * 2**20: r for m, r in rates.items()})
+    monkeypatch.setattr(kernels, "sweep_byte", lambda device: 4325376)
+    monkeypatch.setattr(
+        memory, "read", lambda way, rate, device: bench.Reading(rate, 0.0, way.method, 1.98e9)
+    )
+    reading = memory.l2_reading(CPU)
+    assert reading.value == 7.0e12
+    assert reading.clock == 1.98e9
+    assert "reads only" in reading.method and "footprint 16 MiB" in reading.method
+    assert "L2's 60 MiB, those of 8 to 24 MiB read within 5% of it" in reading.method
+
+
+def test_footprints_lie_between_one_sweep_of_the_grid_and_the_size_of_l2(monkeypatch):
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 50 * 2**20)
+    monkeypatch.setattr(kernels, "sweep_byte", lambda device: 4325376)
+    monkeypatch.setattr(memory, "look", lambda way, device: way.work)
+    sizes = [size // 2**20 for size in memory.l2_rates(CPU)]
+    assert sizes == [6, 9, 12, 15, 18, 25, 31, 37, 43, 50]  # 3 MiB is less than one sweep
+
+
+def test_l2_of_unknown_size(monkeypatch):
+    monkeypatch.setattr(memory, "l2_byte", lambda device: 0)
+    monkeypatch.setattr(kernels, "sweep_byte", lambda device: 4325376)
+    with pytest.raises(UnavailableError, match="size of L2 is not known"):
+        memory.l2_reading(CPU)
+
+
+# --- putting them together -------------------------------------------------------------------
+
+
+def roof(name: str, value: float, path: str | None = None, level: str | None = None):
+    kind = "flop" if path else "byte"
+    return MeasuredRoof(name, kind, value, 0.004, f"how {name}", path, level, clock=1.98e9)
+
+
+# What one H200 gave (shared facts): 8192^3 products and 8 GiB copies; the last three are made up.
+H200 = Ceilings(
+    (
+        roof("FP16 GEMM", 700e12, "tensor_fp16"),
+        roof("BF16 GEMM", 720e12, "tensor_bf16"),
+        roof("TF32 GEMM", 398e12, "tensor_tf32"),
+        roof("FP32 GEMM", 50.7e12, "sass_fp32"),
+        roof("FP64 GEMM", 55.7e12, "tensor_fp64"),
+        roof("DRAM copy", 4.25e12, level="dram"),
+        roof("DRAM read", 4.21e12, level="dram"),
+        roof("DRAM write", 4.57e12, level="dram"),
+        roof("FP32 FMA", 65e12, "sass_fp32"),
+        roof("L2 read", 7e12, level="l2"),
+    ),
+    {"FP8 GEMM": "a reason"},
+    created="2026-11-30T00:00:00Z",
+)
+
+
+def part(name: str, result, **limits: str):
+    def run():
+        if isinstance(result, BaseException):
+            raise result
+        return bench.Reading(result, 0.01, f"how {name}", 1.98e9)
+
+    return name, limits, run
+
+
+def test_a_part_that_fails_leaves_only_itself_out():
+    parts = [
+        part("a", 1.0, path="tensor_fp16"),
+        part("b", torch.OutOfMemoryError("CUDA out of memory.\nTried to"), path="tensor_bf16"),
+        part("c", UnavailableError("no such unit"), path="tensor_fp8"),
+        part("d", 2.0, level="l2"),
+    ]
+    seen: list[str] = []
+    roofs, left_out, complete = gpu.run_parts(parts, seen.append)
+    assert [(one.name, one.kind, one.value, one.path, one.level) for one in roofs] == [
+        ("a", "flop", 1.0, "tensor_fp16", None),
+        ("d", "byte", 2.0, None, "l2"),
+    ]
+    assert left_out == {"b": "CUDA out of memory.", "c": "no such unit"}
+    assert complete and seen == ["a", "b", "c", "d"]
+    assert (roofs[0].spread, roofs[0].clock, roofs[0].method) == (0.01, 1.98e9, "how a")
+    assert roofs[0].source == "measured"
+
+
+def test_ctrl_c_keeps_what_was_measured():
+    parts = [
+        part("a", 1.0, level="l2"),
+        part("b", KeyboardInterrupt(), level="l2"),
+        part("c", 1.0, level="l2"),
+    ]
+    roofs, left_out, complete = gpu.run_parts(parts, None)
+    assert [one.name for one in roofs] == ["a"]
+    assert left_out == {"b": "interrupted", "c": "interrupted"}
+    assert not complete
+
+
+def test_every_ceiling_has_a_path_of_the_metric_table_or_a_level():
+    named = {name: limits for name, limits, _ in gpu._parts(CPU, "GH100", GIB)}
+    assert named == {
+        "FP16 GEMM": {"path": "tensor_fp16"},
+        "FP16 GEMM, FP16 accumulate": {"path": "tensor_fp16_acc16"},
+        "BF16 GEMM": {"path": "tensor_bf16"},
+        "FP8 GEMM": {"path": "tensor_fp8"},
+        "TF32 GEMM": {"path": "tensor_tf32"},
+        "FP32 GEMM": {"path": "sass_fp32"},
+        "FP64 GEMM": {"path": "tensor_fp64"},
+        "FP32 FMA": {"path": "sass_fp32"},
+        "FP64 FMA": {"path": "sass_fp64"},
+        "DRAM copy": {"level": "dram"},
+        "DRAM read": {"level": "dram"},
+        "DRAM write": {"level": "dram"},
+        "L2 read": {"level": "l2"},
+    }
+
+
+def test_fp16_accumulation_that_gains_nothing_is_said_and_is_no_roof():
+    acc16 = roof("FP16 GEMM, FP16 accumulate", 690e12, "tensor_fp16_acc16")
+    found = gpu.judged(replace(H200, roofs=(*H200.roofs, acc16)))
+    assert found.roofs == H200.roofs
+    reason = found.left_out["FP16 GEMM, FP16 accumulate"]
+    assert "gains nothing" in reason and "690 TFLOP/s" in reason and "700 TFLOP/s" in reason
+    assert found.left_out["FP8 GEMM"] == "a reason"
+    # A GeForce card runs it twice as fast.
+    twice = replace(acc16, value=1380e12)
+    assert twice in gpu.judged(replace(H200, roofs=(*H200.roofs, twice))).roofs
+
+
+def test_an_l2_that_reads_no_faster_than_dram_is_no_roof():
+    slow = (*H200.roofs[:-1], roof("L2 read", 4.2e12, level="l2"))
+    found = gpu.judged(replace(H200, roofs=slow))
+    assert "L2 read" not in {one.name for one in found.roofs}
+    assert "4.2 TB/s" in found.left_out["L2 read"] and "4.21 TB/s" in found.left_out["L2 read"]
+
+
+def test_which_roof_binds():
+    assert dram_roof(H200.roofs).name == "DRAM copy"  # not write, which is faster
+    assert dram_roof(H200.roofs[6:]).name == "DRAM read"
+    assert dram_roof(H200.roofs[7:]) is None
+    best = peaks(H200.roofs)
+    assert best["sass_fp32"].name == "FP32 FMA"
+    assert best["tensor_tf32"].value == 398e12
+    assert set(best) == {f"tensor_{p}" for p in ("fp16", "bf16", "tf32", "fp64")} | {"sass_fp32"}
+
+
+# --- NVML ------------------------------------------------------------------------------------
+
+
+class FakeNvml:
+    """NVML's calls that are used, for one GPU."""
+
+    NVMLError = ValueError
+    NVML_CLOCK_SM, NVML_CLOCK_GRAPHICS = 1, 0
+
+    def __init__(self, pids=(), loads=(0,)):
+        self._pids, self._loads = pids, cycle(loads)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        return [argparse.Namespace(pid=pid) for pid in self._pids]
+
+    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+        return argparse.Namespace(gpu=next(self._loads))
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):  # noqa: N802
+        return 1980
+
+    def nvmlDeviceGetApplicationsClock(self, handle, kind):  # noqa: N802
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):  # noqa: N802
+        return 700000  # mW
+
+
+@pytest.fixture
+def fake_nvml(monkeypatch):
+    def install(**what):
+        monkeypatch.setattr(nvml, "_handle", lambda uuid: (FakeNvml(**what), None))
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("pids", "others"),
+    [
+        ((1000,), 0),
+        ((1000, 7), 1),
+        ((), 0),  # as in some containers
+        ((51,), 0),  # ours, by its number outside the container
+        ((51, 52, 53), 2),
+    ],
+)
+def test_other_processes(fake_nvml, monkeypatch, pids, others):
+    monkeypatch.setattr(nvml.os, "getpid", lambda: 1000)
+    fake_nvml(pids=pids)
+    assert nvml.other_processes("GPU-1") == others
+
+
+def test_our_own_last_work_is_not_somebody_elses(fake_nvml, monkeypatch):
+    monkeypatch.setattr(nvml.time, "sleep", lambda s: None)
+    fake_nvml(loads=(100, 60, 3))
+    assert nvml.busy("GPU-1") == 0
+    monkeypatch.setattr(nvml, "_SETTLE", 0.0)
+    fake_nvml(loads=(97,))
+    assert nvml.busy("GPU-1") == 0.97
+
+
+def test_others_at_work_are_warned_about(fake_nvml, monkeypatch):
+    monkeypatch.setattr(nvml.os, "getpid", lambda: 1000)
+    monkeypatch.setattr(nvml, "_SETTLE", 0.0)
+    fake_nvml(pids=(1000, 7), loads=(97,))
+    warnings, disturbed = gpu._others("GPU-1")
+    assert disturbed
+    assert [("another process" in warnings[0]), ("97% busy" in warnings[1])] == [True, True]
+    fake_nvml(pids=(1000,), loads=(0,))
+    assert gpu._others("GPU-1") == ([], False)
+
+
+def test_clock_settings(fake_nvml):
+    fake_nvml()
+    assert nvml.clock_settings("GPU-1") == nvml.ClockSettings(1.98e9, None, 700.0)
+
+
+def test_without_nvml_nothing_is_claimed(monkeypatch):
+    monkeypatch.setattr(nvml, "_handle", lambda uuid: None)
+    assert nvml.clock_settings("GPU-1") is None
+    assert nvml.other_processes("GPU-1") == 0
+    assert nvml.busy("GPU-1") is None
+
+
+# --- the cache -------------------------------------------------------------------------------
+
+MACHINE = Environment(
+    "NVIDIA H200",
+    "cuda",
+    chip="GH100",
+    uuid="GPU-0123",
+    sm_count=132,
+    memory_byte=143156 * 2**20,
+    driver="580.159",
+    torch="2.11.0+cu130",
+)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path, fake_nvml) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fake_nvml()
+    return tmp_path / "roofprobe/ceilings"
+
+
+def keep(ceilings: Ceilings) -> Path | None:
+    return cache.save(ceilings, cache.conditions_of(MACHINE))
+
+
+def test_what_is_kept_comes_back(folder):
+    assert load_cached(MACHINE) == ()
+    path = keep(H200)
+    assert path.parent == folder and list(folder.iterdir()) == [path]
+    assert load_cached(MACHINE) == H200.roofs
+    assert cache.load(cache.conditions_of(MACHINE)) == H200
+
+
+@pytest.mark.parametrize("change", [{"uuid": "GPU-9"}, {"driver": "581"}, {"torch": "2.12"}])
+def test_other_conditions_have_other_ceilings(folder, change):
+    keep(H200)
+    assert load_cached(replace(MACHINE, **change)) == ()
+
+
+def test_other_clocks_have_other_ceilings(folder, monkeypatch):
+    keep(H200)
+    monkeypatch.setattr(
+        nvml, "clock_settings", lambda uuid: nvml.ClockSettings(1.98e9, None, 500.0)
+    )
+    assert load_cached(MACHINE) == ()
+
+
+def test_a_cpu_has_no_cache(folder):
+    assert cache.conditions_of(Environment("Xeon", "cpu")) is None
+    assert load_cached(Environment("Xeon", "cpu")) == ()
+
+
+def corrupt(body: dict, where: str, value: object) -> dict:
+    body["ceilings"]["roofs"][0][where] = value
+    return body
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (lambda text: text[: len(text) // 2], "not valid JSON"),
+        (lambda text: "", "not valid JSON"),
+        (lambda text: "[]", "no ceilings file"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "of version 1"),
+        (lambda text: text.replace("580.159", "1.0"), "other conditions"),
+        (lambda text: json.dumps(corrupt(json.loads(text), "value", "fast")), "roofs/0/value"),
+        (lambda text: json.dumps(corrupt(json.loads(text), "value", -1.0)), "is no rate"),
+        (lambda text: json.dumps(corrupt(json.loads(text), "value", float("nan"))), "NaN"),
+        (lambda text: json.dumps(corrupt(json.loads(text), "colour", "red")), "colour"),
+    ],
+)
+def test_a_broken_file_is_refused_and_never_half_read(folder, broken, reason):
+    path = keep(H200)
+    path.write_text(broken(path.read_text()))
+    with pytest.raises(RecordError, match=reason):
+        cache.load(cache.conditions_of(MACHINE))
+    assert load_cached(MACHINE) == ()
+    assert keep(H200) == path  # and is replaced
+    assert load_cached(MACHINE) == H200.roofs
+
+
+def test_half_a_set_does_not_replace_a_whole_one(folder):
+    half = replace(H200, roofs=H200.roofs[:2], complete=False)
+    keep(half)
+    assert load_cached(MACHINE) == H200.roofs[:2]
+    keep(H200)
+    assert keep(half) is None
+    assert load_cached(MACHINE) == H200.roofs
+
+
+def test_what_was_measured_beside_others_work_is_not_kept(folder):
+    assert keep(replace(H200, disturbed=True)) is None
+    assert keep(Ceilings((), {"FP16 GEMM": "interrupted"}, complete=False)) is None
+    assert not folder.exists()
+
+
+def test_a_relative_cache_folder_is_ignored(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/someone"))
+    path = cache.path_of(cache.conditions_of(MACHINE))
+    assert path.parent == Path("/home/someone/.cache/roofprobe/ceilings")
+
+
+# --- the verb --------------------------------------------------------------------------------
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    lines = [[cell.strip() for cell in line.split("│")] for line in text.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if len(cells) > 1}
+
+
+def test_the_table_has_the_datasheet_beside_each_roof():
+    text = verb.text(H200, MACHINE)
+    table = rows(text)
+    # H200 SXM, dense: TF32 494.7 TFLOP/s, fp32 66.9 TFLOP/s; 4.8 TB/s.
+    assert table["TF32 GEMM"] == ["398 TFLOP/s", "0.4%", "1.98 GHz", "494.7 TFLOP/s", "80.5%"]
+    assert table["FP32 FMA"] == ["65 TFLOP/s", "0.4%", "1.98 GHz", "66.9 TFLOP/s", "97.2%"]
+    assert table["DRAM read"] == ["4.21 TB/s", "0.4%", "1.98 GHz", "4.8 TB/s", "87.7%"]
+    assert table["L2 read"] == ["7 TB/s", "0.4%", "1.98 GHz", "n/a", "n/a"]
+    assert "TF32 GEMM: how TF32 GEMM" in text
+    assert "n/a: FP8 GEMM: a reason" in text
+    assert "DRAM roof to judge work by: DRAM copy" in text
+    assert "Datasheet: H200 SXM, dense peaks, seen 2026-11: https://www.nvidia.com/" in text
+    assert "warning" not in text
+
+
+def test_a_product_that_is_not_told_has_no_datasheet():
+    text = verb.text(H200, replace(MACHINE, sm_count=60))  # as a MIG slice
+    assert rows(text)["TF32 GEMM"][-2:] == ["n/a", "n/a"]
+    assert "Datasheet:" not in text
+
+
+def test_more_than_the_datasheet_is_a_fault_that_is_said_and_not_clipped():
+    fast = replace(H200, roofs=(roof("TF32 GEMM", 989e12, "tensor_tf32"),))
+    text = verb.text(fast, MACHINE)
+    assert rows(text)["TF32 GEMM"][0] == "989 TFLOP/s"
+    assert "warning: TF32 GEMM is 200% of the datasheet's dense peak" in text
+
+
+def test_fp16_accumulate_has_its_own_datasheet_figure():
+    card = Environment(
+        "NVIDIA GeForce RTX 4090", "cuda", chip="AD102", sm_count=128, memory_byte=24 * GIB
+    )
+    both = (
+        roof("FP16 GEMM", 160e12, "tensor_fp16"),
+        roof("FP16 GEMM, FP16 accumulate", 300e12, "tensor_fp16_acc16"),
+    )
+    table = rows(verb.text(Ceilings(both), card))
+    assert table["FP16 GEMM"][3] == "165.2 TFLOP/s"
+    assert table["FP16 GEMM, FP16 accumulate"][3] == "330.3 TFLOP/s"
+
+
+@pytest.fixture
+def command(folder, monkeypatch):
+    """The verb on a machine with one H200, whose measurements are these."""
+    asked: list[str] = []
+
+    def install(found: Ceilings):
+        def measure(where):
+            asked.append(where)
+            return found
+
+        monkeypatch.setattr(environment, "collect", lambda device: MACHINE)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(verb, "_measure", measure)
+        return asked
+
+    return install
+
+
+def test_the_verb_measures_once_and_then_remembers(command, capsys):
+    asked = command(H200)
+    assert main(["ceilings"]) == 0
+    first = capsys.readouterr().out
+    assert main(["ceilings"]) == 0
+    assert capsys.readouterr().out == first
+    assert asked == ["cuda:0"]
+    assert main(["ceilings", "--fresh", "--gpu", "0"]) == 0
+    assert len(asked) == 2
+
+
+def test_json_is_what_is_kept(command, capsys, folder):
+    command(H200)
+    assert main(["ceilings", "--json"]) == 0
+    text = capsys.readouterr().out
+    (path,) = folder.iterdir()
+    assert text == path.read_text()
+    assert json.loads(text)["ceilings"] == json.loads(json.dumps(asdict(H200)))
+
+
+def test_a_broken_file_is_measured_anew_with_a_warning(command, capsys, folder):
+    asked = command(H200)
+    main(["ceilings"])
+    (path,) = folder.iterdir()
+    path.write_text("{")
+    capsys.readouterr()
+    assert main(["ceilings"]) == 0
+    assert "warning: measuring anew" in capsys.readouterr().err
+    assert len(asked) == 2
+    assert load_cached(MACHINE) == H200.roofs
+
+
+def test_an_interrupted_run_prints_and_is_measured_again(command, capsys):
+    asked = command(replace(H200, roofs=H200.roofs[:1], complete=False))
+    assert main(["ceilings"]) == 130
+    out = capsys.readouterr().out
+    assert "INCOMPLETE" in out and "FP16 GEMM" in out
+    main(["ceilings"])
+    assert len(asked) == 2
+
+
+def test_nothing_measured_is_an_error(command, capsys):
+    command(Ceilings((), {"FP16 GEMM": "no driver"}))
+    assert main(["ceilings"]) == 1
+    assert "no ceiling of NVIDIA H200 was measured: FP16 GEMM: no driver" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(command, capsys, monkeypatch):
+    command(H200)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    assert main(["ceilings"]) == 0
+    captured = capsys.readouterr()
+    assert "warning: the result is not kept: could not write" in captured.err
+    assert "FP16 GEMM" in captured.out
+
+
+@pytest.mark.parametrize(("count", "there"), [(0, "sees none"), (2, "sees 2, numbered from 0")])
+def test_a_gpu_that_is_not_there(monkeypatch, capsys, count, there):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert main(["ceilings", "--gpu", "2"]) == 2
+    assert there in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_measures_its_cpu_and_says_so(monkeypatch, capsys, folder):
+    set_clock(monkeypatch, 1.0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["ceilings"]) == 0
+    captured = capsys.readouterr()
+    assert "measured on this CPU, no GPU was found" in captured.out
+    assert set(rows(captured.out)) == {"CPU fp32 GEMM", "CPU memory copy"}
+    assert not folder.exists()

@@ -1,5 +1,7 @@
 """Every formula, with numbers worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from test_record import sample
 
@@ -159,3 +161,28 @@ def test_without_times_there_are_no_rates():
     found = figures(sample(timing=None, kernels=None, notes={"kernels": "held by another"}))
     assert found.flop_per_s.value is None
     assert found.kernel_time.reason == "held by another"
+
+
+def test_idle_is_what_no_kernel_ran_in():
+    assert figures(record()).idle.value == 0.5  # 1 - 1.0 / 2.0
+    longer = KernelTimes(1, 3, 0, 2.1, 2.1, 2.1, 0, 0)
+    assert figures(replace(record(), kernels=longer)).idle.value == 0  # steps differ by 5%
+    unlike = KernelTimes(1, 3, 0, 3.0, 3.0, 3.0, 0, 0)
+    idle = figures(replace(record(), kernels=unlike)).idle
+    assert idle.value is None
+    assert "longer than a timed step" in idle.reason
+    assert figures(sample(kernels=None, notes={"kernels": "held"})).idle.reason == "held"
+
+
+def test_fma_share_counts_instructions():
+    assert figures(record()).fma_share.value == 0.5  # 30 of 10 + 20 + 30
+    assert figures(record({READ: 1.0, WRITE: 1.0})).fma_share.value is None
+    unread = record({**COUNTERS, SASS.format("fadd"): None})
+    assert figures(unread).fma_share.value is None
+
+
+def test_step_time_spread_feeds_the_rate():
+    step = replace(record(), timing=Timing((1.9, 2.0, 2.2), "cuda_events"))
+    found = figures(step)
+    assert found.flop_per_s.spread == pytest.approx(0.3 / 2.0)
+    assert found.intensity["dram"].spread is None  # one round, and no time in it

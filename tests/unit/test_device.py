@@ -1,13 +1,17 @@
 """The catalogue's figures, and which product a device is taken for."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
-from roofprobe.device import DeviceSpec, catalogue, find
+from roofprobe.device import TENSOR_FP16_ACC16, DeviceSpec, catalogue, find
 from roofprobe.metrics import FAMILIES, SASS
+from roofprobe.roofline import ridge
 
 MIB = 2**20
+SPARSE_CASE = Path(__file__).parents[3] / "shared/cases/39-sparse-peaks"
 
 
 def usable(gib: float) -> int:
@@ -15,7 +19,7 @@ def usable(gib: float) -> int:
 
 
 # Path names of the metric table; fp4 and integers exist in the catalogue only where published.
-PATHS = {m.path for family in FAMILIES for m in (*family.tensor, *SASS)}
+PATHS = {m.path for family in FAMILIES for m in (*family.tensor, *SASS)} | {TENSOR_FP16_ACC16}
 
 
 def named(name: str) -> DeviceSpec:
@@ -120,6 +124,80 @@ def test_h200_figures():
 )
 def test_peaks_are_dense(name, path, peak):
     assert named(name).peaks[path] == peak
+
+
+# FLOP of FP16 a clock and SM at full dense rate: 8 tensor cores of 64 FMA (GV100, TU10x), 4 of 256
+# (GA100), of 128 (GA10x, AD10x, GB202), of 512 (GH100), of 1024 (GB100), 2 FLOP each.
+FP16_PER_CLOCK = {
+    "GV100": 1024,
+    "TU102": 1024,
+    "TU104": 1024,
+    "GA100": 2048,
+    "GA102": 1024,
+    "AD102": 1024,
+    "AD104": 1024,
+    "GH100": 4096,
+    "GB100": 8192,
+    "GB202": 1024,
+}
+# Half of it with fp32 accumulate: GeForce by NVIDIA's own tables, the A10G by AWS's.
+HALF_RATE = {"RTX 2080 Ti", "RTX 3090", "RTX 4090", "RTX 5090", "A10G"}
+
+
+def test_no_fp16_peak_is_sparse_or_of_the_other_accumulator():
+    # Twice as much would be the sparse figure, or on GeForce the one with fp16 accumulate.
+    # Down to 0.86: the dense peaks of some Hopper and Blackwell sheets imply less than the boost
+    # clock (1.545 of 1.785 GHz on an NVL).
+    checked = 0
+    for spec in catalogue():
+        if spec.sm_count and spec.boost_hz and "tensor_fp16" in spec.peaks:
+            full = FP16_PER_CLOCK[spec.chip] * spec.sm_count * spec.boost_hz
+            share = spec.peaks["tensor_fp16"] / full
+            low, high = (0.49, 0.51) if spec.name in HALF_RATE else (0.86, 1.01)
+            assert low < share < high, spec.name
+            checked += 1
+    assert checked == 30  # of 34: P100s have no tensor cores, two rows no peak or no clock
+
+
+def test_tensor_peaks_of_one_product_keep_the_ratios_of_dense_rates():
+    # A sparse figure in a dense row, or the other way round, is off by 2.
+    ratios = {"tensor_bf16": 1, "tensor_tf32": 0.5, "tensor_fp8": 2}
+    for spec in catalogue():
+        for path, ratio in ratios.items():
+            if path in spec.peaks:
+                expected = ratio * spec.peaks["tensor_fp16"]
+                assert spec.peaks[path] == pytest.approx(expected, rel=0.02), (spec.name, path)
+
+
+def test_fp16_accumulate_is_a_peak_of_its_own():
+    # Whitepapers: Turing, GA102, Ada, Blackwell for GeForce; Ampere's lists 312 for both.
+    both = {
+        spec.name: (spec.peaks["tensor_fp16"], spec.peaks[TENSOR_FP16_ACC16])
+        for spec in catalogue()
+        if TENSOR_FP16_ACC16 in spec.peaks
+    }
+    assert both["RTX 2080 Ti"] == (53.8e12, 107.6e12)
+    assert both["RTX 3090"] == (71e12, 142e12)
+    assert both["RTX 4090"] == (165.2e12, 330.3e12)
+    assert both["RTX 5090"] == (209.5e12, 419e12)
+    assert both["A100 SXM4 80GB"] == (312e12, 312e12)
+
+
+def test_the_shared_case_of_sparse_claims():
+    if not SPARSE_CASE.is_dir():
+        pytest.skip("needs the shared cases beside the checkout")
+    rows = {"H100 SXM": "H100 SXM5", "A100 SXM 80GB": "A100 SXM4 80GB"}
+    expected = json.loads((SPARSE_CASE / "expected.json").read_text())
+    for claim in json.loads((SPARSE_CASE / "claims.json").read_text()):
+        right = expected["expect"][f"{claim['gpu']}/{claim['dtype']}"]
+        peak = named(rows.get(claim["gpu"], claim["gpu"])).peaks[f"tensor_{claim['dtype']}"]
+        assert peak == pytest.approx(1e12 * right["dense_tflops"], rel=1e-3)
+        if claim["with_sparsity"]:
+            assert peak == pytest.approx(1e12 * claim["datasheet_tflops"] / 2, rel=1e-3)
+        bandwidth = claim["mem_bytes_per_s"]
+        assert ridge(peak, bandwidth) == pytest.approx(right["ridge_flop_per_byte"], rel=1e-3)
+    share = expected["example"]["achieved_tflops"] * 1e12 / named("H100 SXM5").peaks["tensor_bf16"]
+    assert 100 * share == pytest.approx(expected["example"]["pct_dense"], rel=1e-3)
 
 
 def test_every_row_is_sourced_and_every_figure_is_real():

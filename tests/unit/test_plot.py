@@ -1,8 +1,10 @@
 """Pictures by their data, labels and limits; how they look was judged by eye."""
 
 import math
+import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from matplotlib.text import Annotation
 
 from roofprobe.device import catalogue
 from roofprobe.errors import RecordError, UsageError
-from roofprobe.plot import draw_roofline, save_roofline
+from roofprobe.plot import draw_roofline, picture_format, save_roofline
 from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of
 
 H200 = next(spec for spec in catalogue() if spec.name == "H200 SXM")
@@ -70,19 +72,19 @@ def test_labels_stand_by_their_points():
         assert anchors[point.name] == pytest.approx((point.intensity, point.flop_per_s))
 
 
-def test_roofs_are_labelled_with_value_and_source():
+def test_roofs_are_labelled_with_their_values():
     _, _, _, texts = drawn(FULL)
-    assert "TF32 tensor 494.7 TFLOP/s (datasheet)" in texts
-    assert "FP32 CUDA cores 66.9 TFLOP/s (datasheet)" in texts
-    assert "DRAM 4.8 TB/s (datasheet)" in texts
-    assert "FP32 200 GFLOP/s (measured)" in drawn(CPU)[3]
+    assert "TF32 tensor 494.7 TFLOP/s" in texts
+    assert "FP32 CUDA cores 66.9 TFLOP/s" in texts
+    assert "DRAM 4.8 TB/s" in texts
+    assert "FP32 200 GFLOP/s" in drawn(CPU)[3]
 
 
 def test_equal_roofs_are_one_line():
     roofline = Roofline("", ceilings_of(H200, ["tensor_bf16", "tensor_fp16"]), (), ())
     _, roofs, _, texts = drawn(roofline)
     assert len(roofs) == 2
-    assert "BF16 tensor, FP16 tensor 989.4 TFLOP/s (datasheet)" in texts
+    assert "BF16 tensor, FP16 tensor 989.4 TFLOP/s" in texts
 
 
 def test_measured_and_datasheet_roofs_look_different():
@@ -123,7 +125,7 @@ def test_axes_say_what_they_show():
     assert ax.get_xlabel() == "Arithmetic intensity (FLOP/byte of DRAM)"
     assert ax.get_ylabel() == "Attained performance (FLOP/s)"
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert ax.yaxis.get_major_formatter()(1e12) == "1 TFLOP/s"
+    assert ax.yaxis.get_major_formatter()(1e12) == "1 T"
     assert ax.xaxis.get_major_formatter()(0.1) == "0.1"
     assert ax.get_title(loc="left") == FULL.title
 
@@ -138,7 +140,7 @@ def test_both_axes_carry_numbers(roofline):
 def test_levels_are_named_where_they_differ():
     points = (Point("step", 35, 5e13, "dram", "cupti"), Point("step", 12, 5e13, "l2", "cupti"))
     ax, _, markers, texts = drawn(Roofline("", (), points, ()))
-    assert {"step (DRAM)", "step (L2)"} <= set(texts)
+    assert {"step (DRAM)", "L2"} <= set(texts)  # a line joins the two
     assert ax.get_xlabel() == "Arithmetic intensity (FLOP/byte of the level named)"
     assert markers[0].get_marker() != markers[1].get_marker()
     l2, _, _, texts = drawn(Roofline("", (), points[1:], ()))
@@ -162,8 +164,12 @@ def test_the_caption_lists_what_is_left_out_and_the_sources():
     caption = " ".join(drawn(FULL)[3][-1].split())
     assert "Not drawn: 0 FLOP (memset, hash); 0 s (zero_time)." in caption
     assert "FLOP and bytes: cupti. One FMA is two FLOP." in caption
-    assert "Datasheet roofs: H200 SXM, dense, seen 2026-11: https://www.nvidia.com" in caption
-    assert "Measured roofs: 2048^3 matmul (FP32); 1 GiB copy (DRAM)" in drawn(CPU)[3][-1]
+    assert (
+        "Datasheet roofs (dashed): H200 SXM, dense, seen 2026-11: https://www.nvidia.com" in caption
+    )
+    assert "Ridges (dots), FLOP/byte: DRAM: 103 TF32 tensor, 13.9 FP32 CUDA cores." in caption
+    measured = " ".join(drawn(CPU)[3][-1].split())
+    assert "Measured roofs (solid): 2048^3 matmul (FP32); 1 GiB copy (DRAM)" in measured
 
 
 def test_a_point_above_the_roof_is_hollow_and_listed():
@@ -179,6 +185,70 @@ def test_many_points_are_numbered_with_a_key():
     assert len(markers) == 20
     assert {str(i) for i in range(1, 21)} <= set(texts)
     assert all(f"{i}\N{NO-BREAK SPACE}layer{i}" in texts[-1] for i in range(1, 21))
+
+
+def test_ridges_are_dots_where_roofs_of_one_kind_meet():
+    ax, _, _, _ = drawn(FULL)
+    (dots,) = ax.collections
+    # 494.7 and 66.9 TFLOP/s over 4.8 TB/s.
+    assert dots.get_offsets().data == pytest.approx(
+        np.array([(103.0625, 494.7e12), (13.9375, 66.9e12)])
+    )
+    measured = Ceiling("DRAM", "byte", 4.25e12, None, "dram", "measured", "copy")
+    ax, _, _, _ = drawn(Roofline("", (*FULL.ceilings[:2], measured), (), ()))
+    assert not ax.collections  # a measured bandwidth and a datasheet peak have no ridge
+
+
+def test_spread_is_drawn_as_bars():
+    point = Point("step", 10.0, 1e12, "dram", "cupti", spread=(None, 0.5))
+    ax, _, markers, texts = drawn(Roofline("", (), (point,), ()))
+    across, up = (bars.get_segments()[0] for bars in ax.collections)
+    assert up[:, 1] == pytest.approx([1e12 / 1.25, 1e12 * 1.25])
+    assert across[:, 0] == pytest.approx([10, 10])
+    assert len(markers) == 1
+    assert "Bars: spread" in texts[-1]
+    huge = Point("step", 10.0, 1e12, "dram", "cupti", spread=(None, 5.0))
+    ax, _, _, _ = drawn(Roofline("", (), (huge,), ()))
+    assert ax.collections[1].get_segments()[0][:, 1].min() > 0
+    plain = Point("step", 10.0, 1e12, "dram", "cupti", spread=(0.0, None))
+    assert not drawn(Roofline("", (), (plain,), ()))[0].collections
+
+
+def test_roofs_of_several_gpus_are_told_apart():
+    v100 = next(spec for spec in catalogue() if spec.name == "V100 SXM2 16GB")
+    ceilings = [
+        replace(ceiling, device=name)
+        for name, spec in (("H200", H200), ("V100", v100))
+        for ceiling in ceilings_of(spec, ["sass_fp32"])
+    ]
+    points = (
+        Point("a", 30, 1e13, "dram", "cupti", device="H200"),
+        Point("b", 30, 1.7e13, "dram", "cupti", device="V100"),
+    )
+    _, roofs, markers, texts = drawn(Roofline("", tuple(ceilings), points, ()))
+    assert {"H200: FP32 CUDA cores 66.9 TFLOP/s", "V100: DRAM 900 GB/s"} <= set(texts)
+    assert len({line.get_color() for line in roofs}) == 2
+    assert markers[0].get_markerfacecolor() != markers[1].get_markerfacecolor()
+    # 17 TFLOP/s are under the H200's roof and 1.08 times the V100's, whose point it is.
+    assert markers[1].get_markerfacecolor() == "white"
+    assert "Hollow, above the highest roof: b, 1.08 times." in texts[-1]
+
+
+def test_long_labels_of_several_points_become_numbers():
+    points = tuple(Point(f"{'long ' * 9}{i}", 10.0 * i, 1e12, "dram", "cupti") for i in (1, 2))
+    figure = Figure(figsize=(3.4, 4))
+    artists = draw_roofline(figure.add_axes((0.2, 0.3, 0.75, 0.6)), Roofline("", (), points, ()))
+    texts = [artist.get_text() for artist in artists if hasattr(artist, "get_text")]
+    assert {"1", "2"} <= set(texts)
+
+
+def test_a_picture_is_a_column_wide_and_its_text_can_be_read_there(tmp_path):
+    head = save_roofline(FULL, tmp_path / "x.png").read_bytes()[:24]
+    assert struct.unpack(">I", head[16:20])[0] == 1020  # pixels: 3.4 inches at 300 an inch
+    figure = Figure(figsize=(3.4, 4))
+    artists = draw_roofline(figure.add_axes((0.2, 0.3, 0.75, 0.6)), FULL)
+    sizes = [artist.get_fontsize() for artist in artists if hasattr(artist, "get_fontsize")]
+    assert min(sizes) >= 5.8  # points
 
 
 def test_nothing_to_draw_is_said():
@@ -247,7 +317,10 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path):
     for name in ("roofline.jpeg", "roofline"):
         with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
             save_roofline(FULL, tmp_path / name)
+        with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
+            picture_format(tmp_path / name)
     assert not list(tmp_path.iterdir())
+    assert picture_format("x/roofline.SVG") == "svg"
 
 
 def test_a_picture_that_cannot_be_written_is_reported(tmp_path):

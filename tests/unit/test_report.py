@@ -1,13 +1,32 @@
 """What a run prints and draws, from records made by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from test_derive import COUNTERS, SASS, TF32, record
 
 from roofprobe import metrics
-from roofprobe.record import Coverage, Environment, MeasuredRoof
-from roofprobe.report import roofline_of, save_plot, text
+from roofprobe.cli import main
+from roofprobe.cli.plot import names
+from roofprobe.record import (
+    CheckedCounter,
+    Coverage,
+    CrossCheck,
+    Environment,
+    MeasuredRoof,
+    Measurement,
+)
+from roofprobe.report import overlay, roofline_of, save_plot, text
 
+RESULTS = Path(__file__).parents[2] / "harness/results/h200"
+ROOFS = (
+    MeasuredRoof("TF32 GEMM", "flop", 398e12, 0.01, "8192^3", "tensor_tf32", None),
+    MeasuredRoof("FP32 GEMM", "flop", 50.7e12, 0.01, "8192^3", "sass_fp32", None),
+    MeasuredRoof("DRAM copy", "byte", 4.25e12, 0.01, "8 GiB", None, "dram"),
+    MeasuredRoof("DRAM write", "byte", 4.57e12, 0.01, "8 GiB", None, "dram"),
+    MeasuredRoof("L2 read", "byte", 7e12, 0.01, "16 MiB", None, "l2"),
+)
 H200 = Environment("NVIDIA H200", "cuda", chip="GH100", sm_count=132, memory_byte=150_109_880_320)
 
 
@@ -56,8 +75,13 @@ def test_the_roofline_has_the_roofs_of_the_paths_that_worked_and_both_points():
     roofline = roofline_of(whole(roofs=()))
     found = {ceiling.path or ceiling.level: ceiling.value for ceiling in roofline.ceilings}
     assert found == {"sass_fp32": 66.9e12, "tensor_tf32": 494.7e12, "dram": 4.8e12}
-    ours, study = roofline.points
-    assert (ours.intensity, ours.flop_per_s) == (20, 500)  # 1000 / 50, 1000 / 2.0
+    *ours, study = roofline.points
+    # 1000 FLOP over 50, 200 and 0 bytes in 2.0 s; nothing crossed L1.
+    assert [(p.level, p.intensity, p.flop_per_s) for p in ours] == [
+        ("dram", 20, 500),
+        ("l2", 5, 500),
+    ]
+    assert ("all FLOP", "0 bytes: intensity unbounded") in roofline.left_out
     assert (study.intensity, study.flop_per_s) == (1.8, 72)  # 90 / 50, 90 / 1.25
 
 
@@ -73,7 +97,7 @@ def test_a_path_with_next_to_no_work_gets_no_roof():
 
 def test_one_point_where_the_study_sees_everything():
     counters = {**COUNTERS, TF32: 0.0, SASS.format("hfma"): 0.0}
-    assert len(roofline_of(record(counters)).points) == 1
+    assert [point.name for point in roofline_of(record(counters)).points] == ["all FLOP"] * 2
 
 
 def test_roofs_measured_on_a_cpu_are_drawn(tmp_path):
@@ -91,4 +115,111 @@ def test_what_cannot_be_placed_is_listed():
     nothing = whole(rounds=(), timing=None)
     roofline = roofline_of(nothing)
     assert roofline.points == ()
-    assert [name for name, _ in roofline.left_out] == ["x, all FLOP"]
+    assert [name for name, _ in roofline.left_out] == ["all FLOP"]
+
+
+def test_the_verdict_is_said_with_its_ceilings():
+    run = replace(Measurement.load(RESULTS / "resnet18-b256/run.json"), roofs=ROOFS)
+    shown = text(run, width=120)
+    assert "use of DRAM ceiling, 4.25 TB/s" in shown
+    assert "39.9%" in shown
+    assert "Bound by latency or inefficiency inside kernels" in shown
+    assert "Judged by ceilings that were measured on this device." in " ".join(shown.split())
+    # 2.805e12 FLOP in 2.766e12 / 398e12 + 3.94e10 / 50.7e12 s.
+    joined = " ".join(shown.split())
+    assert "Compute ceiling (measured), 363.1 TFLOP/s: total FLOP over the sum" in joined
+    assert "98.6% of the FLOP on TF32 tensor at 398 TFLOP/s" in joined
+    assert "FMA are 52% of the fp32 instructions" in joined
+    for level in ("DRAM", "L2", "L1"):
+        assert f"intensity, {level}" in shown
+
+
+def test_measured_and_datasheet_roofs_are_both_drawn():
+    run = replace(Measurement.load(RESULTS / "resnet18-b256/run.json"), roofs=ROOFS)
+    both = {(c.source, c.path or c.level or c.name): c.value for c in roofline_of(run).ceilings}
+    assert both == {
+        ("measured", "tensor_tf32"): 398e12,
+        ("measured", "sass_fp32"): 50.7e12,
+        ("measured", "dram"): 4.25e12,
+        ("measured", "l2"): 7e12,
+        ("measured", "this step's mix"): pytest.approx(363.1e12, rel=1e-3),
+        ("datasheet", "tensor_tf32"): 494.7e12,
+        ("datasheet", "sass_fp32"): 66.9e12,
+        ("datasheet", "dram"): 4.8e12,
+    }
+    sheet = roofline_of(run, levels=("dram",), sources=("datasheet",))
+    assert {ceiling.source for ceiling in sheet.ceilings} == {"datasheet"}
+    assert {point.level for point in sheet.points} == {"dram"}
+    (l2,) = roofline_of(run, levels=("l2",)).points  # the study's point is DRAM's
+    assert "between L2's two partitions" in l2.note
+
+
+def test_a_cross_check_is_shown_counter_by_counter():
+    check = CrossCheck(
+        "ncu 2025.3.1.0",
+        "2026-11-30T00:00:00Z",
+        ("python", "x.py"),
+        (
+            CheckedCounter("l1.sum", 1.0, 2.0, "app-range", None, None, "caches were flushed"),
+            CheckedCounter("fadd.sum", 1000.0, 1000.0, "kernel", 0.001, True),
+            CheckedCounter("dram.sum", 103.0, 100.0, "app-range", 0.01, False),
+        ),
+        {"roofprobe": 1.0},
+        {"hadd.sum": "ncu cannot count it here"},
+    )
+    shown = text(whole(crosscheck=check), width=120)
+    assert "DOES NOT AGREE with ncu 2025.3.1.0" in shown
+    rows = [line for line in shown.splitlines() if ".sum " in line and "│" in line]
+    assert [row.split()[0] for row in rows] == ["fadd.sum", "dram.sum", "l1.sum"]
+    assert "DIFFERS" in rows[1] and "1.03" in rows[1] and "1%" in rows[1]
+    assert "not judged" in rows[2]
+    assert "l1.sum: caches were flushed" in shown
+    assert "not compared: hadd.sum: ncu cannot count it here" in shown
+    agrees = replace(check, counters=check.counters[:2])
+    assert "agrees with ncu 2025.3.1.0" in text(whole(crosscheck=agrees), width=120)
+
+
+def runs(*folders):
+    return [RESULTS / folder / "run.json" for folder in folders]
+
+
+def test_runs_and_gpus_in_one_roofline():
+    one, two = (Measurement.load(path) for path in runs("resnet18-b256", "alexnet-b256"))
+    same = overlay([("one", replace(one, roofs=ROOFS)), ("two", two)])
+    assert [point.name for point in same.points] == ["one", "two"]
+    assert {point.device for point in same.points} == {""}
+    # Both bring the sheet's roofs of one GPU, which are drawn once.
+    assert len([c for c in same.ceilings if c.source == "datasheet"]) == 3
+    v100 = Environment("Tesla V100-SXM2-16GB", "cuda", "GV100", sm_count=80, memory_byte=16 * 2**30)
+    both = overlay([("one", one), ("two", replace(two, environment=v100))])
+    assert {point.device for point in both.points} == {"H200", "V100-SXM2-16GB"}
+    dram = {c.device: c.value for c in both.ceilings if c.level == "dram"}
+    assert dram == {"H200": 4.8e12, "V100-SXM2-16GB": 900e9}
+
+
+def test_namesakes_are_told_apart_by_their_paths():
+    paths = runs("resnet18-b256", "resnet18-b256-no-tf32", "alexnet-b256")
+    records = [Measurement.load(path) for path in paths]
+    assert names(paths, records) == [
+        "resnet18-b256",
+        "resnet18-b256-no-tf32",
+        "alexnet batch 256",
+    ]
+
+
+def test_plot_command(tmp_path, capsys):
+    picture = tmp_path / "x.svg"
+    files = [str(path) for path in runs("resnet18-b256", "resnet18-b4")]
+    assert main(["plot", *files, "--out", str(picture)]) == 0
+    assert "2 runs on H200" in picture.read_text()
+    assert capsys.readouterr().out == f"picture: {picture}\n"
+    assert main(["plot", files[0], "--out", str(picture), "--ceilings", "measured"]) == 0
+    assert "measured roofs: the run holds none" in capsys.readouterr().out
+    assert main(["plot", files[0], "--level", "l2", "--out", str(tmp_path / "l2.pdf")]) == 0
+
+
+def test_plot_refuses_a_format_before_it_reads(tmp_path, capsys):
+    assert main(["plot", str(tmp_path / "missing.json"), "--out", "x.gif"]) == 2
+    assert ".png, .svg, .pdf" in capsys.readouterr().err
+    assert main(["plot", str(tmp_path / "missing.json"), "--out", str(tmp_path / "x.png")]) == 1
+    assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from roofprobe.device import catalogue
 from roofprobe.errors import UsageError
+from roofprobe.record import MeasuredRoof
 from roofprobe.roofline import (
     Ceiling,
     LeftOut,
@@ -16,6 +17,7 @@ from roofprobe.roofline import (
     above_roof,
     attainable,
     ceilings_of,
+    measured_ceiling,
     mixed_peak,
     place,
     ridge,
@@ -169,6 +171,22 @@ def test_ceilings_and_points_are_positive_and_finite(value):
         Point("step", value, 1.0, "dram", "cupti")
     with pytest.raises(UsageError, match="logarithmic"):
         Point("step", 1.0, value, "dram", "cupti")
+
+
+def test_a_point_is_held_against_the_roofs_of_its_device():
+    slow = Ceiling("slow", "flop", 10, None, None, "given", "", device="a")
+    fast = Ceiling("fast", "flop", 100, None, None, "given", "", device="b")
+    for device, ratio in (("a", 5.0), ("b", None)):
+        point = place("p", 50, 1, 1, source="cupti", device=device, spread=(0.1, 0.2))
+        assert point.spread == (0.1, 0.2)
+        assert above_roof(point, Roofline("", (slow, fast), (point,), ())) == ratio
+
+
+def test_a_measured_roof_is_a_ceiling():
+    roof = MeasuredRoof("TF32 GEMM", "flop", 4e14, 0.02, "8192^3", "tensor_tf32", None)
+    assert measured_ceiling(roof) == Ceiling(
+        "TF32 GEMM", "flop", 4e14, "tensor_tf32", None, "measured", "8192^3", 0.02
+    )
 
 
 def test_a_point_above_the_roof_is_flagged_and_kept():

@@ -37,6 +37,7 @@ LAYERS = [
     "ncu_import",
     "_location",
     "counters",
+    "counters.external",
     "counters.cupti",
     "counters.recorded",
     "counters.analytic",
@@ -44,12 +45,32 @@ LAYERS = [
     "activity",
     "coverage",
     "environment",
+    "ceilings.roofs",
+    "ceilings.bench",
+    "ceilings.nvml",
+    "ceilings.cpu",
+    "ceilings.gemm",
+    "ceilings.kernels",
+    "ceilings.fma",
+    "ceilings.memory",
+    "ceilings.gpu",
+    "ceilings.cache",
+    "ceilings",
     "probe",
+    "verify",
+    "crosscheck",
     "derive",
     "roofline",
-    "ceilings",
+    "judge",
     "plot",
     "report",
+    "compare.change",
+    "compare.quantities",
+    "compare.setups",
+    "compare.findings",
+    "compare.comparison",
+    "compare.gates",
+    "compare",
     "cli",
     "imagenet",
     "train",
@@ -112,7 +133,7 @@ def test_cupti_python_and_nvml_have_one_home_each():
             or (isinstance(node, ast.Import) and package in [a.name for a in node.names])
         }
 
-    assert users("pynvml") == {"environment"}
+    assert users("pynvml") == {"environment", "ceilings.nvml"}
     assert users("cupti") == {"activity"}
 
 

@@ -4,14 +4,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from roofprobe.cli import evaluate, import_ncu, metrics
+from roofprobe.cli import ceilings, compare, evaluate, import_ncu, metrics, plot, verify
 from roofprobe.errors import RoofprobeError, UsageError
 
-_VERBS = (metrics, evaluate, import_ncu)
+_VERBS = (metrics, ceilings, evaluate, import_ncu, verify, plot, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns the exit code: 0, 1 for a failure, 2 for wrong usage."""
+    """Runs one verb.
+
+    Returns:
+        The exit code: 0, 1 for a failure, 2 for wrong usage, 3 when a gate of ``compare`` trips
+        or ``verify`` finds a difference.
+    """
     parser = argparse.ArgumentParser(
         prog="roofprobe",
         description="What a GPU really did during PyTorch training. "
@@ -20,7 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in _VERBS:
         verb.add_parser(verbs)
-    arguments = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    command: list[str] = []
+    if given[:1] == [verify.VERB] and "--" in given:
+        # argparse cannot keep another program's options apart from those in front of it.
+        cut = given.index("--")
+        given, command = given[:cut], given[cut + 1 :]
+    arguments = parser.parse_args(given)
+    arguments.command = command
     try:
         return int(arguments.run(arguments))
     except RoofprobeError as error:

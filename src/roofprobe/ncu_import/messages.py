@@ -8,7 +8,16 @@ from roofprobe.errors import RecordError
 _MESSAGE: Final = re.compile(r"==(?P<level>PROF|WARNING|ERROR)== *(?P<text>.*)")
 _FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>.+?)"')
 _MISSING: Final = re.compile(r"following (?:[0-9]+ )?metrics?: *(?P<names>.+?)\.?\s*$")
-_PERMISSION: Final = "ERR_NVGPUCTRPERM"
+PERMISSION: Final = "ERR_NVGPUCTRPERM"
+
+
+def refused() -> str:
+    """What a refusal of the counters means and who can do something about it."""
+    return (
+        f"counter access was refused ({PERMISSION}). Whoever runs the HOST must set the nvidia "
+        "module's option NVreg_RestrictProfilingToAdminUsers=0 and reload it, or start the "
+        "container with --cap-add=SYS_ADMIN; a hosted job cannot fix this from inside"
+    )
 
 
 class Messages:
@@ -50,13 +59,8 @@ class Messages:
 
     def no_kernels(self, header: bool) -> RecordError:
         """Why a file has no launch, and what to do about it."""
-        if any(_PERMISSION in text for text in (*self.errors, *self.warnings)):
-            return RecordError(
-                f"no kernels were profiled: counter access was refused ({_PERMISSION}). Whoever "
-                "runs the HOST must set the nvidia module's option "
-                "NVreg_RestrictProfilingToAdminUsers=0 and reload it, or start the container with "
-                "--cap-add=SYS_ADMIN; a hosted job cannot fix this from inside"
-            )
+        if any(PERMISSION in text for text in (*self.errors, *self.warnings)):
+            return RecordError(f"no kernels were profiled: {refused()}")
         failed = f"; failed: {', '.join(dict.fromkeys(self.failed))}" if self.failed else ""
         said = next((text for text in self.errors if not _FAILED.search(text)), None)
         if said is not None:

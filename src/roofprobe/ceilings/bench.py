@@ -1,0 +1,141 @@
+"""Times one way of running into a roof, and finds the best of several."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from roofprobe.ceilings.roofs import UnavailableError
+from roofprobe.environment import sampled_clocks
+from roofprobe.errors import RoofprobeError
+from roofprobe.timing import step_timer
+
+# What a call may raise where the device, the library or the memory does not allow it. A device
+# fault is a RuntimeError as well; every later call then says so.
+FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, RoofprobeError)
+
+# s. A first look at each way, to choose the few that are worth more time.
+_LOOK: Final = 0.04
+# The figure: this many repeats back to back, each so long (s). Under load a GPU takes some tens of
+# milliseconds to come down to the clock that its power limit allows, so these show what lasts.
+_REPEATS: Final = 5
+_REPEAT: Final = 0.1
+_FINALISTS: Final = 3
+# s. A way whose one call would take longer is not tried: smaller ones reach the rate as well.
+_LONGEST_CALL: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of running into a roof.
+
+    Attributes:
+        method: The exact call, its sizes and layouts.
+        work: FLOP or bytes of one call.
+        prepare: Allocates the operands and returns the call; may fail.
+    """
+
+    method: str
+    work: float
+    prepare: Callable[[], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A rate.
+
+    Attributes:
+        value: Median of the repeats, FLOP/s or byte/s.
+        spread: (longest - shortest) / median of the repeats, a fraction.
+        method: The way, with repeats and calls.
+        clock: Median SM clock while it ran, Hz; None where not readable.
+    """
+
+    value: float
+    spread: float
+    method: str
+    clock: float | None
+
+
+def best_of(ways: Iterable[Way], device: torch.device) -> Reading:
+    """The highest rate that any way reaches.
+
+    Every way is looked at briefly, the best few are measured at length.
+
+    Args:
+        ways: In order of growing work, where that differs.
+        device: Where they run.
+
+    Raises:
+        UnavailableError: no way worked; with the first one's reason.
+    """
+    looks: list[tuple[float, Way]] = []
+    reasons: list[str] = []
+    for way in ways:
+        fastest = max((rate for rate, _ in looks), default=0.0)
+        if fastest and way.work / fastest > _LONGEST_CALL:
+            continue
+        try:
+            looks.append((look(way, device), way))
+        except FAILURES as error:
+            reasons.append(reason_of(error))
+    readings = []
+    for rate, way in sorted(looks, key=lambda item: -item[0])[:_FINALISTS]:
+        try:
+            readings.append(read(way, rate, device))
+        except FAILURES as error:
+            reasons.append(reason_of(error))
+    if not readings:
+        raise UnavailableError(reasons[0] if reasons else "no size of it fits the free memory")
+    return max(readings, key=lambda reading: reading.value)
+
+
+def look(way: Way, device: torch.device) -> float:
+    """A quick estimate of a way's rate, work/s."""
+    call = way.prepare()
+    call()  # the library chooses its kernel, the kernel is loaded
+    once = max(_timed(call, 1, 1, device)[0], 1e-6)  # events resolve half a microsecond
+    calls = round(_LOOK / once)
+    return way.work / (_timed(call, calls, 1, device)[0] if calls > 1 else once)
+
+
+def read(way: Way, rate: float, device: torch.device) -> Reading:
+    """A way's rate, measured at length.
+
+    Args:
+        way: What to run.
+        rate: About what it reaches, work/s.
+        device: Where it runs.
+    """
+    call = way.prepare()
+    calls = max(1, round(_REPEAT * rate / way.work))
+    _timed(call, calls, 1, device)  # brings clocks and caches to where they stay
+    with sampled_clocks(device) as clocks:
+        durations = _timed(call, calls, _REPEATS, device)
+    middle = sorted(durations)[len(durations) // 2]
+    return Reading(
+        value=way.work / middle,
+        spread=(max(durations) - min(durations)) / middle,
+        method=f"{way.method}; {_REPEATS} repeats of {calls} call{'s' if calls > 1 else ''}",
+        clock=clocks[0].sm[1] if clocks else None,
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error, for a reader who wants to know why a roof is missing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _timed(
+    call: Callable[[], object], calls: int, repeats: int, device: torch.device
+) -> tuple[float, ...]:
+    """Seconds of one call, for each repeat of so many calls back to back."""
+    timer = step_timer(device)
+    for _ in range(repeats):
+        timer.begin()
+        for _ in range(calls):
+            call()
+        timer.end()
+    return tuple(duration / calls for duration in timer.result().step)

@@ -1,0 +1,84 @@
+"""In what the set-ups of two records differ, and what follows for a comparison."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from roofprobe.compare.quantities import counted
+from roofprobe.record import Measurement
+
+Effect = Literal["meaning", "work", "setting"]
+
+_WORK: Final = ("arch", "batch_size", "world_size")
+
+# What counts the same: a played-back image holds CUPTI's own counts.
+_MEANING: Final = {"recorded": "cupti"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact of the set-up in which the records differ.
+
+    Attributes:
+        name: Of the fact.
+        before: Its value in the first record.
+        after: Its value in the second.
+        effect: ``meaning`` where counters mean different things, ``work`` where another step or
+            device was measured, ``setting`` for everything that may have caused the change.
+    """
+
+    name: str
+    before: object
+    after: object
+    effect: Effect
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.before} -> {self.after}"
+
+
+def differences(before: Measurement, after: Measurement) -> Iterator[Difference]:
+    """Facts of machine, software and workload that are not the same."""
+    meaning = [_MEANING.get(record.source, record.source) for record in (before, after)]
+    if meaning[0] != meaning[1]:
+        yield Difference("source", before.source, after.source, "meaning")
+    # A model's figures do not depend on the machine that computes them.
+    device: Effect = "setting" if meaning == ["analytic", "analytic"] else "work"
+    first, second = before.environment, after.environment
+    facts: list[tuple[str, object, object, Effect]] = [
+        ("device", first.device_name, second.device_name, device),
+        ("chip", first.chip, second.chip, device),
+        ("SMs", first.sm_count, second.sm_count, device),
+        ("name", before.name, after.name, "setting"),
+    ]
+    for key in dict.fromkeys([*before.workload, *after.workload]):
+        effect: Effect = "work" if key in _WORK else "setting"
+        facts.append((key, before.workload.get(key), after.workload.get(key), effect))
+    for key in dict.fromkeys([*first.precision, *second.precision]):
+        facts.append((key, first.precision.get(key), second.precision.get(key), "setting"))
+    for key in ("driver", "cuda_driver", "cupti", "torch", "cuda_runtime", "cudnn", "roofprobe"):
+        facts.append((key, getattr(first, key), getattr(second, key), "setting"))
+    for name, old, new, effect in facts:
+        if old != new:
+            # What only one record says is no evidence of other work.
+            unknown = effect == "work" and None in (old, new)
+            yield Difference(name, old, new, "setting" if unknown else effect)
+
+
+def notes(before: Measurement, after: Measurement) -> Iterator[str]:
+    """What limits either record."""
+    for side, record in (("before", before), ("after", after)):
+        if not record.complete:
+            yield (
+                f"{side} is incomplete: {record.steps_missing} steps were missing, "
+                f"{len(record.rounds)} whole rounds are compared"
+            )
+        if record.coverage is not None and not record.coverage.trusted:
+            yield f"{side} has no SASS figures: {record.coverage.cause or 'coverage is too low'}"
+    only = [
+        (side, sorted(counted(record) - counted(other)))
+        for side, record, other in (("before", before, after), ("after", after, before))
+    ]
+    for side, names in only:
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            yield f"counted in {side} only: {', '.join(names[:3])}{more}"

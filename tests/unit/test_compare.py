@@ -1,0 +1,553 @@
+"""Comparisons of real H200 runs, of records varied from them, and the gates."""
+
+import json
+import math
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from roofprobe.cli import main
+from roofprobe.compare import Gate, check, compare, parse_gates, signed
+from roofprobe.errors import UsageError
+from roofprobe.record import Coverage, Measurement, Round, Timing
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "harness/results/h200"
+READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
+L2, L1 = "lts__t_bytes.sum", "l1tex__t_bytes.sum"
+TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
+FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
+HFMA = "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"
+ALL_SASS = "smsp__sass_thread_inst_executed_op_"
+
+
+def run_file(name: str) -> Path:
+    return RESULTS / name / "run.json"
+
+
+def load(name: str) -> Measurement:
+    return Measurement.load(run_file(name))
+
+
+def with_counters(record: Measurement, *rounds: dict[str, float | None]) -> Measurement:
+    """The record with counters of its one round replaced; one round for each mapping."""
+    counters = record.rounds[0].counters
+    return replace(record, rounds=tuple(Round({**counters, **new}, 7, 0) for new in rounds))
+
+
+def scaled(record: Measurement, factors: dict[str, float]) -> Measurement:
+    counters = record.rounds[0].counters
+    return with_counters(record, {name: counters[name] * by for name, by in factors.items()})
+
+
+@pytest.fixture(scope="module")
+def tf32() -> Measurement:
+    return load("resnet18-b256")
+
+
+@pytest.fixture(scope="module")
+def fp32() -> Measurement:
+    return load("resnet18-b256-no-tf32")
+
+
+# Figures.
+
+
+def test_the_figures_of_both_runs_stand_beside_each_other(fp32, tf32):
+    found = {change.quantity: change for change in compare(fp32, tf32).changes}
+    values = {name: (c.before.value, c.after.value) for name, c in found.items()}
+    # fadd + fmul + 2 ffma, and two FLOP for each dfma of the run without TF32.
+    sass = 27_779_594_014 + 11_401_938_728 + 2 * 928_549_098_589
+    left = 5_211_901_726 + 7_141_270_184 + 2 * 13_507_888_477
+    assert values["flop.sass_fp32"] == (sass, left)
+    assert values["flop.sass_fp64"] == (2 * 28_311_552, 0)
+    assert values["flop.tensor_tf32"] == (0, 2_766_122_516_480)
+    assert values["flop"] == (sass + 56_623_104, left + 2_766_122_516_480)
+    assert values["dram_bytes"] == (89_185_817_856, 79_718_491_392)
+    assert values["launches"] == (345, 384)
+    changes = {name: c.fraction for name, c in found.items()}
+    assert changes["flop"] == pytest.approx(0.47943, abs=5e-6)
+    assert changes["flop.tensor_tf32"] == math.inf
+    assert changes["flop.sass_fp64"] == -1
+    assert changes["dram_bytes"] == pytest.approx(-0.10615, abs=5e-6)
+    # 35.1925 / 21.2628
+    assert changes["intensity"] == pytest.approx(0.65512, abs=5e-6)
+    # 46.97896 ms of 88.78138 ms
+    assert changes["step_time"] == pytest.approx(-0.47085, abs=5e-6)
+    # 1 - 88.06002 / 88.78138 and 1 - 46.79239 / 46.97896
+    assert values["gpu_idle"] == pytest.approx((0.008125, 0.003971), abs=1e-6)
+
+
+def test_tf32_in_words(fp32, tf32):
+    *found, judged = compare(fp32, tf32).findings
+    assert found == [
+        "changed most: L1 bytes, which fell by 58.6% (from 246.7 GB to 102.1 GB)",
+        "FLOP moved from FP32 CUDA cores (from 1.896 TFLOP to 39.37 GFLOP) to TF32 tensor "
+        "(from 0 FLOP to 2.766 TFLOP); the total rose by 47.9%: other kernels do other arithmetic "
+        "for the same result (padding, Winograd)",
+        "DRAM bytes fell by 10.6%",
+        "L2 bytes fell by 18.1%, L1 bytes fell by 58.6%",
+        "intensity rose by 65.5% (from 21.26 FLOP/B to 35.19 FLOP/B)",
+        "launches rose from 345 to 384",
+        "step time fell by 47.1% (from 88.78 ms to 46.98 ms): kernels ran shorter",
+    ]
+    assert judged.startswith("verdict: not judged")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "result"),
+    [
+        ("resnet18-b256-tf32", "resnet18-b256"),
+        ("resnet18-b256-fp32", "resnet18-b256-no-tf32"),
+        ("alexnet-b256-tf32", "alexnet-b256"),
+    ],
+)
+def test_runs_of_one_step_in_two_processes_differ_by_noise_alone(recorded, result):
+    before, after = Measurement.load(ROOT / f"tests/data/{recorded}.json"), load(result)
+    comparison = compare(before, after)
+    assert comparison.findings == ("nothing changed beyond noise",)
+    gates = parse_gates("flop>+0.1%,flop<-0.1%,dram_bytes>+0.5%,l1_bytes>+0.5%,launches>+0%")
+    assert not any(outcome.tripped for outcome in check(comparison, gates))
+
+
+def test_a_run_against_itself(tf32):
+    comparison = compare(tf32, tf32)
+    assert {change.fraction for change in comparison.changes} == {0.0}
+    assert comparison.findings == ("nothing changed beyond noise",)
+    assert comparison.differences == comparison.notes == ()
+
+
+# Words for single causes.
+
+
+def test_fusion(tf32):
+    fused = scaled(tf32, {READ: 0.69, WRITE: 0.69, L2: 0.69, L1: 0.69})
+    fused = replace(fused, kernels=replace(tf32.kernels, launches=120.0))
+    assert compare(tf32, fused).findings[:-1] == (
+        "changed most: launches, which fell by 68.8% (from 384 to 120)",
+        "DRAM bytes fell by 31%, FLOP stayed: fewer passes over memory (fusion, fewer copies)",
+        "L2 bytes fell by 31%, L1 bytes fell by 31%",
+        "intensity rose by 44.9% (from 35.19 FLOP/B to 51 FLOP/B)",
+        "launches fell from 384 to 120: fewer kernels for the same arithmetic",
+    )
+
+
+def test_traffic_that_misses_l2(tf32):
+    missing = scaled(tf32, {READ: 1.2, WRITE: 1.2})
+    assert (
+        "DRAM bytes rose by 20%, FLOP stayed and so did L2 bytes: the same traffic reached L2, and "
+        "less of it was found there"
+    ) in compare(tf32, missing).findings
+
+
+def test_more_of_the_same_work(tf32):
+    flop = [name for name in tf32.metrics if name.startswith(ALL_SASS)]
+    doubled = scaled(tf32, dict.fromkeys([READ, WRITE, L2, L1, TF32, *flop], 2.0))
+    found = compare(tf32, doubled).findings
+    assert "DRAM bytes rose by 100%, as did FLOP: more of the same work" in found
+    assert not [text for text in found if text.startswith("intensity")]
+
+
+def test_waiting(tf32):
+    step = tuple(2 * step for step in tf32.timing.step)
+    waiting = replace(tf32, timing=Timing(step, "cuda_events"))
+    found = compare(tf32, waiting).findings
+    assert found[-3] == (
+        "step time rose by 100% (from 46.98 ms to 93.96 ms): the GPU waited more between kernels"
+    )
+    assert found[-2] == "GPU idle rose from 0.397% to 50.2%"
+
+
+def test_the_verdict_of_both(tf32):
+    # At batch 4 no kernel runs in 80.8% of the step. Reads that take 9/10 of the step at 4.8 TB/s
+    # are bound by DRAM: 0.9 * 46.98 ms * 4.8e12 byte/s are 203 GB.
+    streaming = with_counters(tf32, {READ: 203e9, WRITE: 0.0})
+    streaming = replace(streaming, workload=load("resnet18-b4").workload)
+    assert compare(load("resnet18-b4"), streaming).findings[-1] == (
+        "verdict: bound by latency between kernels before, bound by DRAM after"
+    )
+    slower = replace(load("resnet18-b4"), timing=Timing((0.1,), "cuda_events"))
+    assert compare(load("resnet18-b4"), slower).findings[-1] == (
+        "verdict: still bound by latency between kernels"
+    )
+
+
+def test_kernel_time_that_the_step_does_not_follow(tf32):
+    kernels = replace(tf32.kernels, sum=0.9 * tf32.kernels.sum)
+    found = compare(tf32, replace(tf32, kernels=kernels)).findings
+    assert found[-2] == (
+        "kernel time fell by 10% while step time stayed within its noise of 2%: the step waits "
+        "for something else, or kernel records are incomplete"
+    )
+
+
+def test_graphs(tf32):
+    kernels = replace(tf32.kernels, graph_launches=380.0)
+    found = compare(tf32, replace(tf32, kernels=kernels, timing=Timing((1.0,), "cuda_events")))
+    assert "launches from CUDA graphs: 0 before, 380 after" in found.findings
+
+
+def test_what_is_within_noise_is_not_put_into_words(tf32):
+    assert compare(tf32, scaled(tf32, {READ: 1.004, WRITE: 1.004})).findings == (
+        "nothing changed beyond noise",
+    )
+    # Beyond noise, and too small for a cause.
+    found = compare(tf32, scaled(tf32, {READ: 1.01, WRITE: 1.01})).findings
+    assert "DRAM bytes rose by 1%" in found
+
+
+def test_the_spread_between_rounds_is_noise_too(tf32):
+    read = tf32.rounds[0].counters[READ]
+    # 0.94 and 1.06: a mean of 1 and a spread of 12%.
+    wide = with_counters(tf32, {READ: 0.94 * read}, {READ: 1.06 * read})
+    change = compare(wide, scaled(tf32, {READ: 1.1})).change("dram_read_bytes")
+    assert change.fraction == pytest.approx(0.1)
+    assert change.noise == pytest.approx(0.12)
+    assert not change.notable
+
+
+def test_step_times_of_an_unsteady_run_are_noisy(tf32):
+    # The recorded run at batch 4 says so itself: its steps differ by 22%.
+    change = compare(tf32, load("resnet18-b4")).change("step_time")
+    assert change.noise == pytest.approx(0.2169, abs=5e-5)
+
+
+# What may be compared.
+
+
+def test_another_batch_size_is_labelled_and_divided_by(tf32):
+    comparison = compare(tf32, load("resnet18-b4"))
+    assert [(d.name, d.before, d.after) for d in comparison.differences if d.effect == "work"] == [
+        ("batch_size", 256, 4)
+    ]
+    found = {change.quantity: change.per_image for change in comparison.changes}
+    # 41,387,741,860 / 4 over 2,805,491,465,344 / 256
+    assert found["flop"] == pytest.approx(-0.05585, abs=5e-6)
+    # 1,052,899,584 / 4 over 79,718,491,392 / 256
+    assert found["dram_bytes"] == pytest.approx(-0.15471, abs=5e-6)
+    assert found["launches"] is None
+    assert found["intensity"] is None
+    # No causes: what follows a colon would be one.
+    assert not [text for text in comparison.findings[1:-1] if ":" in text]
+
+
+def test_a_gate_across_different_work_is_refused(tf32):
+    gates = parse_gates("flop>+1%")
+    for other in (load("resnet18-b4"), load("alexnet-b256")):
+        comparison = compare(tf32, other)
+        with pytest.raises(UsageError, match="different work or devices"):
+            check(comparison, gates)
+        assert check(comparison, ()) == ()
+        assert not check(comparison, gates, anyway=True)[0].tripped
+
+
+def test_a_gate_across_gpus_is_refused(tf32):
+    other = replace(tf32, environment=replace(tf32.environment, device_name="NVIDIA H100"))
+    with pytest.raises(UsageError, match="NVIDIA H200 -> NVIDIA H100"):
+        check(compare(tf32, other), parse_gates("flop>+1%"))
+
+
+def test_another_unit_of_the_same_gpu_is_the_same(tf32):
+    other = replace(tf32, environment=replace(tf32.environment, uuid="GPU-1"))
+    assert compare(tf32, other).differences == ()
+
+
+def test_a_fact_that_one_record_lacks_is_no_other_work(tf32):
+    bare = replace(tf32, workload={})
+    comparison = compare(bare, tf32)
+    assert {found.effect for found in comparison.differences} == {"setting"}
+    assert not check(comparison, parse_gates("flop>+1%"))[0].tripped
+
+
+def test_model_and_counters_are_not_compared(tf32):
+    model = replace(tf32, source="analytic")
+    with pytest.raises(UsageError, match=r"mean different things \(source analytic -> cupti\)"):
+        compare(model, tf32)
+    assert compare(model, tf32, anyway=True).differences[0].effect == "meaning"
+
+
+def test_a_played_back_image_holds_the_same_counts(tf32):
+    assert compare(replace(tf32, source="recorded"), tf32).differences == ()
+
+
+def test_a_model_does_not_depend_on_the_machine(tf32):
+    model = replace(tf32, source="analytic")
+    other = replace(model, environment=replace(model.environment, device_name="another CPU"))
+    assert [found.effect for found in compare(model, other).differences] == ["setting"]
+
+
+def test_settings_are_named(fp32, tf32):
+    assert [str(found) for found in compare(fp32, tf32).differences] == [
+        "tf32 False -> None",
+        "cudnn_allow_tf32 False -> True",
+    ]
+
+
+def test_incomplete_and_uncovered_runs_are_noted(tf32):
+    sass = [name for name in tf32.metrics if "__sass_" in name]
+    uncovered = replace(
+        with_counters(tf32, dict.fromkeys(sass)),
+        unavailable=dict.fromkeys(sass, "kernels came from a CUDA graph"),
+        coverage=Coverage(0.0, 100.0, 0.0, 0.0, False, "kernels came from a CUDA graph"),
+        complete=False,
+        steps_missing=3,
+    )
+    comparison = compare(tf32, uncovered)
+    assert comparison.notes == (
+        "after is incomplete: 3 steps were missing, 1 whole rounds are compared",
+        "after has no SASS figures: kernels came from a CUDA graph",
+    )
+    flop, dram = check(comparison, parse_gates("flop>+50%,dram_bytes>+2%"))
+    assert flop.tripped
+    assert "CUDA graph" in flop.message
+    assert not dram.tripped
+
+
+def test_sums_of_different_parts_are_not_compared(tf32):
+    names = tuple(name for name in tf32.metrics if name not in (WRITE, FFMA))
+    comparison = compare(tf32, replace(tf32, metrics=names))
+    found = {change.quantity: change for change in comparison.changes}
+    for quantity in ("dram_bytes", "intensity", "flop.sass_fp32", "flop"):
+        assert found[quantity].fraction is None, quantity
+        assert "different parts" in found[quantity].missing
+    assert found["dram_read_bytes"].fraction == 0
+    assert found["dram_write_bytes"].missing == "after: no such counter was asked for"
+    assert found["flop.tensor_tf32"].fraction == 0
+
+
+def test_metrics_of_one_run_are_noted(tf32):
+    counters = {k: v for k, v in tf32.rounds[0].counters.items() if k not in (L1, L2)}
+    names = tuple(name for name in tf32.metrics if name in counters)
+    fewer = replace(tf32, metrics=names, rounds=(Round(counters, 7, 0),))
+    assert compare(tf32, fewer).notes == (f"counted in before only: {L1}, {L2}",)
+
+
+def test_numbers_that_are_none(tf32):
+    broken = with_counters(tf32, {L2: math.nan})
+    (outcome,) = check(compare(tf32, broken), parse_gates("l2_bytes>+2%"))
+    assert outcome.tripped
+    assert "no finite number" in outcome.message
+
+
+def test_busier_than_the_step_is_no_idle_share(tf32):
+    step = Timing((0.04,), "cuda_events")  # kernels ran for 46.8 ms
+    change = compare(tf32, replace(tf32, timing=step)).change("gpu_idle")
+    assert change.after.value is None
+    assert "ran longer than" in change.missing
+
+
+# Gates.
+
+
+def test_gates_are_read():
+    assert parse_gates(" dram_bytes > +2% ,flop.tensor_tf32<-0.5%,dram__bytes.sum>+10 %") == (
+        Gate("dram_bytes > +2%", "dram_bytes", True, Fraction(1, 50)),
+        Gate("flop.tensor_tf32<-0.5%", "flop.tensor_tf32", False, Fraction(-1, 200)),
+        Gate("dram__bytes.sum>+10 %", "dram__bytes.sum", True, Fraction(1, 10)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "a gate is a quantity"),
+        ("flop>+1%,", "a gate is a quantity"),
+        ("flop", "a gate is a quantity"),
+        ("flop=+1%", "a gate is a quantity"),
+        ("flop>+1%>+2%", "a gate is a quantity"),
+        (">+1%", "there is no quantity ''"),
+        ("flops>+1%", "there is no quantity 'flops'; there are flop, dram_bytes"),
+        ("flop.tensor>+1%", "tensor_tf32"),
+        ("gpu_idle>+1%", "there is no quantity"),
+        ("tensor_tf32>+1%", "there is no quantity"),
+        ("flop>1%", "with its sign"),
+        ("flop>5e9", "absolute values are not taken"),
+        ("flop>+5e9%", "with its sign"),
+        ("flop>=+1%", "with its sign"),
+        ("flop>+inf%", "with its sign"),
+        ("flop>+1٣%", "with its sign"),
+        ("flop<-100%", "can never trip"),
+    ],
+)
+def test_what_is_no_gate_is_refused_with_a_sentence(text, why):
+    with pytest.raises(UsageError) as caught:
+        parse_gates(text)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+NAMES = st.sampled_from(["flop", "dram_bytes", "flop.sass_fp32", "dram__bytes.sum", "x", ""])
+LIMITS = st.from_regex(r"[+-]?[0-9]{0,12}(\.[0-9]{0,12})?(e9)?%?", fullmatch=True)
+GATES = st.builds("".join, st.tuples(NAMES, st.sampled_from([">", "<", ">=", ""]), LIMITS))
+
+
+@given(st.one_of(st.text(), st.lists(GATES, max_size=3).map(",".join)))
+@example("flop>+" + "9" * 5000 + "%")
+@example("flop>+1%\n")
+def test_any_text_is_gates_or_one_error(text):
+    try:
+        gates = parse_gates(text)
+    except UsageError as error:
+        assert str(error).startswith("--fail-on ")
+        assert "\n" not in str(error)
+    else:
+        assert len(gates) == text.count(",") + 1
+        for gate, part in zip(gates, text.split(","), strict=True):
+            assert gate.text == part.strip()
+            assert part.strip().startswith(gate.quantity)
+            assert gate.above == (">" in part)
+
+
+@given(st.integers(1, 2**60), st.integers(0, 2**60), st.integers(-99, 500))
+def test_a_gate_trips_exactly_beyond_its_threshold(before, after, limit):
+    record = load("resnet18-b4")
+    first, second = (with_counters(record, {L2: value}) for value in (before, after))
+    text = f"l2_bytes>{limit:+d}%,l2_bytes<{limit:+d}%"
+    above, below = check(compare(first, second), parse_gates(text))
+    # The record keeps floats; what these hold is compared without rounding.
+    old, new = Fraction(float(before)), Fraction(float(after))
+    assert above.tripped == (100 * new > (100 + limit) * old)
+    assert below.tripped == (100 * new < (100 + limit) * old)
+
+
+def test_a_change_of_just_the_threshold_holds(tf32):
+    first, second = (with_counters(tf32, {L2: value}) for value in (100.0, 102.0))
+    assert 102.0 / 100.0 - 1 > 0.02  # what floats make of it
+    assert not check(compare(first, second), parse_gates("l2_bytes>+2%"))[0].tripped
+
+
+def test_a_rise_from_zero(fp32, tf32):
+    comparison = compare(fp32, tf32)
+    text = "flop.tensor_tf32>+500%,flop.tensor_tf32<-1%,flop.tensor_fp8>+0%"
+    rise, fall, nothing = check(comparison, parse_gates(text))
+    assert rise.tripped
+    assert "a rise from 0, of which there is no percentage" in rise.message
+    assert not fall.tripped
+    assert not nothing.tripped  # 0 before and after
+
+
+def test_a_gate_names_both_values_and_the_change(fp32, tf32):
+    gates = parse_gates("dram_bytes>+2%,dram_bytes>-20%,step_time>+1%")
+    held, tripped, narrow = check(compare(fp32, tf32), gates)
+    assert held.message == ("dram_bytes>+2% holds: before 89.19 GB, after 79.72 GB, change -10.6%")
+    assert tripped.tripped
+    assert tripped.message == (
+        "dram_bytes>-20% trips: before 89.19 GB, after 79.72 GB, change -10.6%"
+    )
+    assert narrow.message.endswith("repeats of one step differ by up to 2%")
+
+
+def test_a_gate_on_a_metric(fp32, tf32):
+    comparison = compare(fp32, tf32)
+    (outcome,) = check(comparison, parse_gates(f"{HFMA}<-50%"))
+    # 2,646,369,184 and 333,491,072
+    assert outcome.change.fraction == pytest.approx(-0.87398, abs=5e-6)
+    assert outcome.tripped
+    with pytest.raises(UsageError, match="neither run asked for 'dram__bites"):
+        check(comparison, parse_gates("dram__bites_read.sum>+1%"))
+
+
+def test_a_gate_on_what_nobody_counted_trips(tf32):
+    (outcome,) = check(compare(tf32, tf32), parse_gates("flop.analytic_fp32>+1%"))
+    assert outcome.tripped
+    assert "no such counter was asked for" in outcome.message
+
+
+def test_a_gate_without_kernel_records_trips_with_the_reason(tf32):
+    blind = replace(tf32, kernels=None, notes={"kernels": "cupti-python is not installed"})
+    (outcome,) = check(compare(tf32, blind), parse_gates("launches>+0%"))
+    assert outcome.message == (
+        "launches>+0% trips: before 384, after n/a (after: cupti-python is not installed)"
+    )
+
+
+def test_signs():
+    assert [signed(x) for x in (None, 0.0, 0.1189, -0.5, math.inf)] == [
+        "n/a",
+        "0%",
+        "+11.9%",
+        "-50%",
+        "from 0",
+    ]
+
+
+# The command.
+
+
+def command(*arguments: object) -> int:
+    return main(["compare", *map(str, arguments)])
+
+
+def test_the_table(capsys):
+    before, after = run_file("resnet18-b256-no-tf32"), run_file("resnet18-b256")
+    assert command(before, after) == 0
+    shown = capsys.readouterr().out
+    rows = {
+        cells[0]: cells[1:]
+        for cells in ([cell.strip() for cell in line.split("│")] for line in shown.splitlines())
+        if len(cells) > 1
+    }
+    assert rows["dram_bytes"] == ["89.19 GB", "79.72 GB", "-10.6%", "0.5%", "cupti"]
+    assert rows["flop.tensor_tf32"] == ["0 FLOP", "2.766 TFLOP", "from 0", "0.05%", "cupti"]
+    assert rows["flop.sass_fp16"][:2] == ["<= 10.59 GFLOP", "<= 1.334 GFLOP"]
+    assert rows["gpu_idle"][:3] == ["0.813%", "0.397%", "-0.4 pp"]
+    assert "flop.tensor_fp8" not in rows  # 0 in both
+    assert "differs: tf32 False -> None, cudnn_allow_tf32 False -> True" in shown
+    assert "* DRAM bytes fell by 10.6%." in shown
+    command(before, after)
+    assert capsys.readouterr().out == shown
+
+
+def test_no_line_is_too_wide_or_cut(capsys):
+    assert command(run_file("resnet18-b256"), run_file("resnet18-b4")) == 0
+    shown = capsys.readouterr().out
+    assert "OTHER WORK OR DEVICE: batch_size 256 -> 4" in shown
+    assert "per image" in shown
+    assert "…" not in shown
+    for line in shown.splitlines():
+        assert len(line) <= 100
+        assert line == line.rstrip()
+
+
+def test_what_has_no_value_is_listed_once_for_each_reason(capsys, tmp_path, tf32):
+    why = "cupti-python is not installed"
+    path = replace(tf32, kernels=None, notes={"kernels": why}).save(tmp_path / "run.json")
+    assert command(run_file("resnet18-b256"), path) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if why in line]
+    assert line == f"n/a: launches, kernel_time, busy_time, gpu_idle: after: {why}"
+
+
+def test_exit_codes(capsys, tmp_path):
+    before, after = run_file("resnet18-b256-no-tf32"), run_file("resnet18-b256")
+    assert command(before, after, "--fail-on", "dram_bytes>+2%") == 0
+    assert "gate dram_bytes>+2% holds: before 89.19 GB" in capsys.readouterr().out
+    assert command(before, after, "--fail-on", "dram_bytes>+2%,flop>+0.5%") == 3
+    assert capsys.readouterr().err == (
+        "roofprobe: gate flop>+0.5% trips: before 1.896 TFLOP, after 2.805 TFLOP, change +47.9%\n"
+    )
+    assert command(before, after, "--fail-on", "nonsense") == 2
+    assert command(before, tmp_path / "none.json") == 1
+    assert command(before, run_file("resnet18-b4"), "--fail-on", "flop>+1%") == 2
+    assert command(before, run_file("resnet18-b4"), "--fail-on", "flop>+1%", "--anyway") == 0
+
+
+def test_json(capsys):
+    before, after = run_file("resnet18-b256-no-tf32"), run_file("resnet18-b256")
+    assert command(before, after, "--json", "--fail-on", f"flop.tensor_tf32>+1%,{L1}<-1%") == 3
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "roofprobe.comparison"
+    assert body["changes"]["dram_bytes"]["before"] == 89_185_817_856
+    assert body["changes"]["dram_bytes"]["after"] == 79_718_491_392
+    assert body["changes"]["flop.tensor_tf32"]["change"] is None  # from 0
+    assert [gate["tripped"] for gate in body["gates"]] == [True, True]
+    assert body["differences"][0] == {
+        "name": "tf32",
+        "before": False,
+        "after": None,
+        "effect": "setting",
+    }
+    assert body["findings"] == list(compare(*map(Measurement.load, (before, after))).findings)
