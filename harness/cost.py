@@ -8,7 +8,7 @@ follow each other inside one range of a hardware pass, against 20 such steps bef
 step of a pass begins on an idle GPU, so that its duration depends on how fast the CPU happens to
 launch the first kernels, which varies by 20% between processes; both are in the result.)
 
-    python harness/cost.py OUT.json       # 9 processes of about 10 s
+    python harness/cost.py OUT.json       # 10 processes of about 10 s
 
 The result is written anew after every process, so that a run that is cut short keeps what it has.
 """
@@ -25,7 +25,18 @@ from typing import Any
 ARCH, BATCH = "resnet18", 64
 WARMUP, TIMED = 5, 10
 # What each process does, in the order of their worth.
-RUNS = ("plain", "measured", "hardware", "plain", "measured", "bare", "twice", "plain", "measured")
+RUNS = (
+    "plain",
+    "measured",
+    "hardware",
+    "plain",
+    "measured",
+    "bare",
+    "twice",
+    "fp32",
+    "plain",
+    "measured",
+)
 PLAIN_STEPS = WARMUP + TIMED + 7 + 2  # of a measurement on GH100
 
 
@@ -34,7 +45,8 @@ def loop(kind: str) -> dict[str, Any]:
 
     Args:
         kind: ``plain``, ``measured``, ``bare`` (measured without kernel records), ``twice``
-            (the second measurement of a process) or ``hardware`` (steps inside a hardware pass).
+            (the second measurement of a process), ``fp32`` (without SASS fp16 and fp64) or
+            ``hardware`` (steps inside a hardware pass).
     """
     import torch
     from workloads import training_step
@@ -73,6 +85,12 @@ def loop(kind: str) -> dict[str, Any]:
     if kind == "hardware":
         return hardware(timed_step, durations, events.clear)
     options: dict[str, Any] = {"warmup": WARMUP, "timed": TIMED, "kernels": kind != "bare"}
+    if kind == "fp32":
+        from roofprobe import metrics
+
+        full = metrics.metric_set("full", "GH100")
+        rows = [metrics.TABLE[name] for name in full]
+        options["metrics"] = [r.name for r in rows if r.path not in ("sass_fp16", "sass_fp64")]
     if kind == "twice":
         roofprobe.measure_step(timed_step, **options)
         events.clear()
@@ -154,7 +172,7 @@ def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         kind: median(
             run["wall"] - plain - (run["steps"] - PLAIN_STEPS) * step for run in runs[kind]
         )
-        for kind in ("measured", "bare")
+        for kind in ("measured", "bare", "fp32")
         if runs[kind]
     }
     if runs["twice"]:
@@ -181,6 +199,7 @@ def main() -> int:
             "kinds": {
                 "measured": "first measurement of a process, with kernel records",
                 "bare": "first measurement of a process, counters only",
+                "fp32": "as measured, without the six SASS counters of fp16 and fp64",
                 "twice": "second measurement of a process, with kernel records",
             },
             "command": "python harness/cost.py OUT.json",

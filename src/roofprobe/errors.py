@@ -33,6 +33,57 @@ class CountersBusyError(CuptiError):
     """Another profiler holds the counters."""
 
 
+# One class for each status that CUPTI has for a refusal (``refusals`` says which is which).
+
+
+class HardwareBusyError(CountersBusyError):
+    """Another client holds the performance monitors: DCGM, or a profiler of another process."""
+
+
+class OldProfilerError(CountersBusyError):
+    """CUPTI's old event API is in use in this process."""
+
+
+class OtherSubscriberError(CountersBusyError):
+    """Another CUPTI client is in this process."""
+
+
+class VirtualGpuError(UnsupportedDeviceError):
+    """A virtual GPU that cannot be profiled."""
+
+
+class VirtualGpuPermissionError(CounterPermissionError):
+    """A virtual GPU whose hypervisor does not allow profiling."""
+
+
+class OldApiUnsupportedError(UnsupportedDeviceError):
+    """CUPTI's old event API was asked for on a chip that does not have it."""
+
+
+class ConfidentialComputingError(UnsupportedDeviceError):
+    """Confidential computing is on."""
+
+
+class MiningProcessorError(UnsupportedDeviceError):
+    """A mining processor (CMP)."""
+
+
+class MigUnsupportedError(UnsupportedDeviceError):
+    """A MIG instance that cannot be profiled."""
+
+
+class SliUnsupportedError(UnsupportedDeviceError):
+    """SLI is on."""
+
+
+class WslUnsupportedError(UnsupportedDeviceError):
+    """Windows Subsystem for Linux offers no counters of this device."""
+
+
+class UnknownChipError(UnsupportedDeviceError):
+    """This libcupti does not know the chip."""
+
+
 class UnknownMetricError(RoofprobeError):
     """A metric or metric set that does not exist, or does not exist on this chip."""
 

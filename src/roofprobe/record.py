@@ -150,6 +150,8 @@ class MeasuredRoof:
         path: FLOP path that the roof limits, for kind ``flop``.
         level: Memory level that the roof limits, for kind ``byte``.
         clock: Median SM clock while it was measured, Hz; None where not readable.
+        sustained: The rate under the same load for half a second and more, when the power limit
+            may have brought the clock down; None where that was not measured.
         source: The label of every figure.
     """
 
@@ -161,6 +163,7 @@ class MeasuredRoof:
     path: str | None
     level: str | None
     clock: float | None = None
+    sustained: float | None = None
     source: str = "measured"
 
 

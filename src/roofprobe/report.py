@@ -4,9 +4,9 @@ import io
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -16,12 +16,12 @@ from roofprobe import metrics
 from roofprobe.derive import Figure, Figures, figures
 from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
 from roofprobe.record import CheckedCounter, CrossCheck, Measurement
-from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, place
+from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, path_name, place
 from roofprobe.units import number, percent, seconds, si
 
 SOURCES: Final[tuple[Source, ...]] = ("measured", "datasheet")
 
-_FOOTER = (
+FOOTER: Final = (
     "1 FMA = 2 FLOP; GB = 1e9 B; intensity = FLOP / DRAM bytes (read + write); "
     "FLOP/s = FLOP / unprofiled step time."
 )
@@ -47,13 +47,54 @@ _PATHS = {
     "tensor_fp64": "tensor cores fp64",
     "tensor_int8": "tensor cores int8 (operations, not in total)",
 }
-_BYTES = {
+BYTES: Final = {
     "dram_read": "DRAM read",
     "dram_write": "DRAM written",
     "dram": "DRAM",
     "l2": "L2",
     "l1": "L1",
 }
+
+
+class Row(NamedTuple):
+    """One figure in words; what is empty has none."""
+
+    label: str
+    value: str
+    spread: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What every report of a record says, whatever it looks like.
+
+    Attributes:
+        title: Run, device, source and whether it is complete.
+        rows: Figures per step, then the use of each ceiling.
+        verdict: With its sentences.
+        remarks: Sentences on what the figures rest on.
+        missing: Figures without a value and why, one for each distinct reason.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    verdict: Verdict
+    remarks: tuple[str, ...]
+    missing: tuple[tuple[str, str], ...]
+
+
+def content(record: Measurement) -> Content:
+    """A record in words."""
+    derived = figures(record)
+    judged = verdict(record)
+    return Content(
+        title=_title(record),
+        rows=(*_rows(record, derived), *_uses(judged)),
+        verdict=judged,
+        remarks=tuple(_remarks(record, derived, judged)),
+        missing=tuple(_missing(derived)),
+    )
 
 
 def text(record: Measurement, *, width: int = 100) -> str:
@@ -63,20 +104,22 @@ def text(record: Measurement, *, width: int = 100) -> str:
         record: What was measured.
         width: Columns.
     """
-    derived = figures(record)
-    judged = verdict(record)
+    said = content(record)
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
-    rows = [*_rows(record, derived), *_uses(judged)]
-    console.print(_table(_title(record), ("per step", "value", "spread", "source"), rows, "lrrl"))
-    console.print(" ".join(judged.sentences))
-    for line in _remarks(record, derived, judged):
+    console.print(_table(said.title, ("per step", *Row._fields[1:]), said.rows, "lrrl"))
+    console.print(" ".join(said.verdict.sentences))
+    for line in said.remarks:
         console.print(line)
+    for label, reason in said.missing:
+        console.print(f"n/a: {label}: {reason}")
+    for warning in record.warnings:
+        console.print(f"warning: {warning}")
     if record.crosscheck is not None:
         console.print()
         console.print(_crosscheck_table(record.crosscheck))
-        for line in _crosscheck_remarks(record.crosscheck):
+        for line in check_remarks(record.crosscheck):
             console.print(line)
-    console.print(_FOOTER)
+    console.print(FOOTER)
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
@@ -122,11 +165,11 @@ def overlay(
         levels: As in ``roofline_of``.
         sources: As in ``roofline_of``.
     """
-    devices = list(dict.fromkeys(_device(record) for _, record in runs))
+    devices = list(dict.fromkeys(device_label(record) for _, record in runs))
     highest: dict[tuple[str | None, ...], Ceiling] = {}
     placed: list[Point | LeftOut] = []
     for name, record in runs:
-        owner = _device(record) if len(devices) > 1 else ""
+        owner = device_label(record) if len(devices) > 1 else ""
         derived = figures(record)
         ceilings = _roofs(record, derived, levels, sources)
         for ceiling in (replace(each, device=owner) for each in ceilings):
@@ -146,12 +189,7 @@ def _roofs(
     record: Measurement, derived: Figures, levels: Sequence[str], sources: Sequence[Source]
 ) -> list[Ceiling]:
     """The roofs of each path that worked and of each level."""
-    total = derived.flop_total.value or 0.0
-    used = [
-        path
-        for path, figure in derived.flop.items()
-        if figure.value and not figure.upper_bound and figure.value >= _WORTH_A_ROOF * total
-    ]
+    used = _used(derived)
     known = ceilings_for(record)
     found: list[Ceiling] = []
     for source in sources:
@@ -161,6 +199,59 @@ def _roofs(
         for level in levels:
             found += [ceiling for ceiling in own if ceiling.level == level]
     return found
+
+
+def _used(derived: Figures) -> dict[str, Figure]:
+    """The paths whose work is worth a roof."""
+    total = derived.flop_total.value or 0.0
+    return {
+        path: figure
+        for path, figure in derived.flop.items()
+        if figure.value and not figure.upper_bound and figure.value >= _WORTH_A_ROOF * total
+    }
+
+
+def path_points(
+    record: Measurement, name: str, *, levels: Sequence[str] = metrics.LEVELS
+) -> list[tuple[str, Point]]:
+    """The step's work on one FLOP path alone, at each memory level: the path and its point.
+
+    Bytes and time are those of the whole step, which serve every path. Integer operations have no
+    place on a FLOP/s axis. Nothing where one path did all of the work, as the step's own points
+    say it.
+
+    Args:
+        record: What was measured.
+        name: Of the run, for people.
+        levels: Memory levels to show.
+    """
+    derived = figures(record)
+    used = {p: figure for p, figure in _used(derived).items() if not p.startswith("tensor_int")}
+    if len(used) < 2:
+        return []
+    found = []
+    for path, flop in used.items():
+        for level in (level for level in levels if level in derived.byte):
+            byte, step = derived.byte[level], derived.step_time
+            point = place(
+                f"{name}, {path_name(path)} only",
+                flop.value,
+                byte.value,
+                step.value,
+                source=record.source,
+                level=level,
+                note="bytes and time are those of the whole step",
+                spread=(_added(flop, byte), _added(flop, step)),
+            )
+            if isinstance(point, Point):
+                found.append((path, point))
+    return found
+
+
+def _added(*parts: Figure) -> float | None:
+    """Independent relative spreads add at most linearly."""
+    spreads = [part.spread for part in parts if part.spread is not None]
+    return sum(spreads) if spreads else None
 
 
 def _mix(
@@ -191,11 +282,11 @@ def _points(
         byte, intensity = derived.byte.get(level), derived.intensity.get(level)
         if byte is None or intensity is None:
             if level == "dram" or len(levels) == 1:
-                placed.append(LeftOut(name, f"{_BYTES[level]} bytes were not counted"))
+                placed.append(LeftOut(name, f"{BYTES[level]} bytes were not counted"))
             continue
         notes = []
         if level not in bound and bound - {None}:
-            notes.append(f"no roof of {_BYTES[level]} is known")
+            notes.append(f"no roof of {BYTES[level]} is known")
         if level == "l2" and record.environment.chip in TWO_PARTITIONS:
             notes.append("counts traffic between L2's two partitions, too")
         placed.append(
@@ -238,7 +329,8 @@ def _lacking(ceilings: Sequence[Ceiling], sources: Sequence[Source]) -> list[Lef
     return [LeftOut(f"{source} roofs", why[source]) for source in sources]
 
 
-def _device(record: Measurement) -> str:
+def device_label(record: Measurement) -> str:
+    """The device's name without the maker's."""
     return record.environment.device_name.removeprefix("NVIDIA ").removeprefix("Tesla ")
 
 
@@ -255,7 +347,7 @@ def _title(record: Measurement) -> str:
     return f"{record.name} on {record.environment.device_name}{chip} [{record.source}{state}]"
 
 
-def _rows(record: Measurement, derived: Figures) -> Iterable[tuple[str, str, str, str]]:
+def _rows(record: Measurement, derived: Figures) -> Iterable[Row]:
     yield _row("step time, unprofiled", derived.step_time, "s")
     if record.kernels is not None:
         yield _row("kernel time, sum", derived.kernel_time, "s")
@@ -264,12 +356,12 @@ def _rows(record: Measurement, derived: Figures) -> Iterable[tuple[str, str, str
         # A path without work is noise, unless it is the only one or could not be read.
         if figure.value != 0 or path in ("sass_fp32", "analytic_fp32"):
             unit = "op" if path == "tensor_int8" else "FLOP"
-            yield _row(_PATHS.get(path, path.replace("_", " ")), figure, unit)
+            yield _row(path_words(path), figure, unit)
     yield _row("FLOP, total", derived.flop_total, "FLOP")
     for level, figure in derived.byte.items():
-        yield _row(f"{_BYTES[level]} bytes", figure, "B")
+        yield _row(f"{BYTES[level]} bytes", figure, "B")
     for level, figure in derived.intensity.items():
-        yield _row(f"intensity, {_BYTES[level]}", figure, "FLOP/B")
+        yield _row(f"intensity, {BYTES[level]}", figure, "FLOP/B")
     yield _row("attained, over step time", derived.flop_per_s, "FLOP/s")
     if record.kernels is not None:
         yield _row("attained, over kernel time", derived.flop_per_s_kernel, "FLOP/s")
@@ -281,7 +373,12 @@ def _rows(record: Measurement, derived: Figures) -> Iterable[tuple[str, str, str
             yield _row("study's FLOP/s (kernel time)", derived.study.flop_per_s, "FLOP/s")
 
 
-def _row(label: str, figure: Figure, unit: str) -> tuple[str, str, str, str]:
+def path_words(path: str) -> str:
+    """What a FLOP path is, in the words of the field."""
+    return _PATHS.get(path, path.replace("_", " "))
+
+
+def _row(label: str, figure: Figure, unit: str) -> Row:
     if unit == "s":
         value = seconds(figure.value)
     elif unit == "FLOP/B":
@@ -290,12 +387,11 @@ def _row(label: str, figure: Figure, unit: str) -> tuple[str, str, str, str]:
         value = si(figure.value, unit)
     if figure.upper_bound and figure.value is not None:
         value = f"<= {value}"
-    return (
-        label,
-        value,
-        percent(figure.spread, 2) if figure.spread is not None else "",
-        figure.source,
-    )
+    return Row(label, value, _spread(figure.spread), figure.source)
+
+
+def _spread(fraction: float | None) -> str:
+    return percent(fraction, 2) if fraction is not None else ""
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], sides: str) -> Table:
@@ -308,29 +404,46 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], side
     return table
 
 
-def _uses(judged: Verdict) -> Iterable[tuple[str, str, str, str]]:
+def _uses(judged: Verdict) -> Iterable[Row]:
     """The use of each ceiling."""
     for use in judged.uses:
         unit = "FLOP/s" if use.ceiling.kind == "flop" else "B/s"
         value = percent(use.fraction)
-        yield (
+        yield Row(
             f"use of {use.name} ceiling, {si(use.ceiling.value, unit)}",
             f">= {value}" if use.at_least else value,
-            percent(use.spread, 2) if use.spread is not None else "",
+            _spread(use.spread),
             use.ceiling.source,
         )
 
 
-def _crosscheck_table(check: CrossCheck) -> Table:
+class CheckRow(NamedTuple):
+    """A counter of a cross-check in words."""
+
+    counter: str
+    roofprobe: str
+    other: str
+    ratio: str
+    within: str
+    verdict: str
+
+
+def check_title(check: CrossCheck) -> str:
+    """The outcome of a cross-check."""
+    return f"{'agrees with' if check.agrees else 'DOES NOT AGREE with'} {check.tool}"
+
+
+def check_rows(check: CrossCheck) -> list[CheckRow]:
     """Counter by counter against another profiler; rows that are judged come first."""
-    judged = sorted(check.counters, key=lambda row: row.agrees is None)
-    heads = ("counter", "roofprobe", "other", "ratio", "within", "verdict")
-    title = f"{'agrees with' if check.agrees else 'DOES NOT AGREE with'} {check.tool}"
-    return _table(title, heads, [_checked(row) for row in judged], "lrrrrl")
+    return [_checked(row) for row in sorted(check.counters, key=lambda row: row.agrees is None)]
 
 
-def _checked(row: CheckedCounter) -> tuple[str, ...]:
-    return (
+def _crosscheck_table(check: CrossCheck) -> Table:
+    return _table(check_title(check), CheckRow._fields, check_rows(check), "lrrrrl")
+
+
+def _checked(row: CheckedCounter) -> CheckRow:
+    return CheckRow(
         row.metric,
         si(row.roofprobe, "", 5),
         si(row.other, "", 5),
@@ -340,7 +453,8 @@ def _checked(row: CheckedCounter) -> tuple[str, ...]:
     )
 
 
-def _crosscheck_remarks(check: CrossCheck) -> Iterable[str]:
+def check_remarks(check: CrossCheck) -> Iterable[str]:
+    """Reasons of a cross-check's rows, and what it leaves out."""
     for row in check.counters:
         if row.reason:
             yield f"{row.metric}: {row.reason}"
@@ -376,18 +490,14 @@ def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable
     if derived.study is not None and derived.study.reason is not None:
         times = f"{number(derived.study.ratio)} times" if derived.study.ratio else "all of"
         yield f"Total FLOP are {times} the study's: {derived.study.reason}."
-    for label, figure in _missing(derived):
-        yield f"n/a: {label}: {figure.reason}"
-    for warning in record.warnings:
-        yield f"warning: {warning}"
 
 
-def _missing(derived: Figures) -> Iterable[tuple[str, Figure]]:
-    """Figures without a value, one line for each distinct reason."""
+def _missing(derived: Figures) -> Iterable[tuple[str, str]]:
+    """Figures without a value and why, one for each distinct reason."""
     seen: set[str | None] = set()
     labelled = [
         *((_PATHS.get(path, path), figure) for path, figure in derived.flop.items()),
-        *((f"{_BYTES[level]} bytes", figure) for level, figure in derived.byte.items()),
+        *((f"{BYTES[level]} bytes", figure) for level, figure in derived.byte.items()),
         ("total FLOP", derived.flop_total),
         ("step time", derived.step_time),
         ("kernel time", derived.kernel_time),
@@ -395,4 +505,4 @@ def _missing(derived: Figures) -> Iterable[tuple[str, Figure]]:
     for label, figure in labelled:
         if figure.value is None and figure.reason not in seen:
             seen.add(figure.reason)
-            yield label, figure
+            yield label, str(figure.reason)

@@ -39,7 +39,8 @@ def test_a_large_gemm_is_bound_by_arithmetic(roofs, path, dtype, allow_tf32):
         assert found.bound == "compute", found.sentences
         assert found.basis == basis, found.sentences
         assert found.compute.ceiling.path in (path, None)
-    assert roofprobe.verdict(record, roofs=roofs).fraction == pytest.approx(1, abs=0.2)
+    # FP32 products reach four fifths of what chains of FMAs do.
+    assert 0.75 < roofprobe.verdict(record, roofs=roofs).fraction < 1.06
 
 
 def test_a_copy_is_bound_by_dram(roofs):

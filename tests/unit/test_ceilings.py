@@ -117,6 +117,7 @@ def clock(monkeypatch):
         return tuple(call() for _ in range(repeats))
 
     monkeypatch.setattr(bench, "_timed", timed)
+    monkeypatch.setattr(bench, "_REST", 0.0)
 
 
 def way(name: str, work: float, *durations: float) -> bench.Way:
@@ -134,16 +135,33 @@ def test_the_best_way_wins(clock):
     ways = [way("small", 100, 0.01), way("large", 800, 0.04), way("largest", 1600, 0.1)]
     reading = bench.best_of(ways, CPU)
     assert reading.value == 800 / 0.04
-    assert reading.method == "large; 5 repeats of 2 calls"  # of 0.04 s: two come to 0.1 s
+    assert reading.method == "large; 7 bursts of 1 call"  # of 0.04 s, longer than a burst
+    assert reading.sustained == 800 / 0.04
     assert reading.spread == 0
     assert reading.clock is None  # a CPU has no SM
 
 
-def test_value_is_the_median_and_spread_is_over_the_repeats(clock):
-    # prepare() gives a new cycle: one duration for the warm-up, then five repeats.
-    reading = bench.read(way("w", 12, 9.0, 2.0, 3.0, 8.0, 2.5, 4.0), 1.0, CPU)
-    assert reading.value == 12 / 3  # of 2, 2.5, 3, 4, 8
+def test_value_is_the_median_and_spread_is_over_the_bursts(clock):
+    # prepare() gives a new cycle: one duration for the warm-up, then seven bursts.
+    reading = bench.read(way("w", 12, 9.0, 2.0, 3.0, 8.0, 2.5, 4.0, 2.0, 7.0), 1.0, CPU)
+    assert reading.value == 12 / 3  # of 2, 2, 2.5, 3, 4, 7, 8
     assert reading.spread == (8 - 2) / 3
+
+
+def test_a_burst_is_short_and_the_lasting_rate_is_taken_after_heating(monkeypatch):
+    asked = []
+
+    def timed(call, calls, repeats, device):
+        asked.append(calls)
+        return (0.001,) * repeats
+
+    monkeypatch.setattr(bench, "_timed", timed)
+    monkeypatch.setattr(bench, "_REST", 0.0)
+    bench.read(way("w", 2.0, 0.0), 2000.0, CPU)  # 1 ms a call
+    assert asked == [1, *[10] * 7]  # 10 ms
+    asked.clear()
+    assert bench.sustained(way("w", 2.0, 0.0), 2000.0, CPU) == 2000
+    assert asked == [300, 200]  # 0.3 s that do not count, 0.2 s that do
 
 
 def test_a_way_that_would_take_too_long_is_not_tried(clock):
@@ -307,7 +325,7 @@ def test_kernels_compile_to_what_is_counted():
         assert other not in body
         assert body.count("bra") <= 3  # skip, loop, end: nothing else repeats
     reading = entries["read_global"]
-    assert reading.count("ld.global.cg.v4.u32") == kernels.LOADS == 4
+    assert reading.count("ld.relaxed.gpu.global.v4.u32") == kernels.LOADS == 4
     assert kernels.PIECE_BYTE == 4 * 4
 
 

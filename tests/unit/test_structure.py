@@ -64,6 +64,8 @@ LAYERS = [
     "judge",
     "plot",
     "report",
+    "page.chart",
+    "page",
     "compare.change",
     "compare.quantities",
     "compare.setups",

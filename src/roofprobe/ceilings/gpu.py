@@ -155,6 +155,7 @@ def _roof(name: str, limits: dict[str, str], reading: Reading) -> MeasuredRoof:
         path=limits.get("path"),
         level=limits.get("level"),
         clock=reading.clock,
+        sustained=reading.sustained,
     )
 
 

@@ -5,13 +5,14 @@ next to nothing of a pass is still there in the following one.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import torch
 
 from roofprobe.ceilings import kernels
-from roofprobe.ceilings.bench import Reading, Way, look, read
+from roofprobe.ceilings.bench import Reading, Way, look, read, sustained
 from roofprobe.ceilings.gemm import random
 from roofprobe.ceilings.roofs import DRAM_COPY, DRAM_READ, DRAM_WRITE, UnavailableError
 from roofprobe.units import GIB
@@ -104,7 +105,11 @@ def l2_reading(device: torch.device) -> Reading:
         f"; of footprints up to L2's {l2_byte(device) / _MIB:.0f} MiB, those of "
         f"{_span(plateau)} MiB read within {1 - _PLATEAU:.0%} of it"
     )
-    return Reading(reading.value, reading.spread, reading.method + within, reading.clock)
+    return replace(
+        reading,
+        method=reading.method + within,
+        sustained=sustained(way, reading.value, device),
+    )
 
 
 def l2_rates(device: torch.device) -> dict[int, float]:
@@ -125,7 +130,7 @@ def _l2_way(device: torch.device, size: int) -> Way:
 
     group = kernels.sweep_byte(device) * kernels.LOADS
     return Way(
-        f"own kernel, reads only, 16-byte loads past L1 (ld.global.cg), footprint "
+        f"own kernel, reads only, 16-byte loads past L1 (ld.relaxed.gpu), footprint "
         f"{size / _MIB:.0f} MiB",
         max(1, _L2_TOTAL // group) * group,
         prepare,

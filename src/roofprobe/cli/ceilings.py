@@ -21,8 +21,9 @@ from roofprobe.units import percent, si
 _INTERRUPTED: Final = 130  # as shells have it
 _WIDTH: Final = 100
 _FOOTER: Final = (
-    "1 FMA = 2 FLOP; GB = 1e9 B; a copy counts bytes read + written. Spread: slowest less fastest "
-    "repeat. SM clock: median of NVML's readings meanwhile."
+    "1 FMA = 2 FLOP; GB = 1e9 B; a copy counts bytes read + written. Measured: bursts of 10 ms on "
+    "a rested GPU, the roof of work that does not heat it; spread: slowest less fastest burst. "
+    "Sustained: after 0.3 s of the same load. SM clock: median of NVML's readings."
 )
 
 
@@ -89,7 +90,7 @@ def text(ceilings: Ceilings, environment: Environment, *, width: int = _WIDTH) -
     title = f"{environment.device_name}{chip} [measured on this {kind}, {ceilings.created}{state}]"
     table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
     table.add_column("ceiling", no_wrap=True)
-    for heading in ("measured", "spread", "SM clock", "datasheet, dense", "of it"):
+    for heading in ("measured", "spread", "SM clock", "sustained", "datasheet, dense", "of it"):
         table.add_column(heading, justify="right", no_wrap=True)
     for roof in ceilings.roofs:
         peak = _peak(roof, spec)
@@ -98,6 +99,7 @@ def text(ceilings: Ceilings, environment: Environment, *, width: int = _WIDTH) -
             si(roof.value, _unit(roof)),
             percent(roof.spread, 2),
             si(roof.clock, "Hz"),
+            si(roof.sustained, _unit(roof)),
             si(peak, _unit(roof)),
             percent(roof.value / peak if peak else None),
         )

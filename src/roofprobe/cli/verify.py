@@ -8,7 +8,6 @@ from roofprobe import crosscheck, verify
 from roofprobe.errors import UsageError
 from roofprobe.record import Measurement
 
-
 VERB: Final = "verify"
 
 

@@ -8,57 +8,19 @@ high (docs/design.md, "Throw-away range"), and ranges of one name would be added
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Final
 
-from roofprobe import _native
+from roofprobe import _native, refusals
 from roofprobe._location import find_libcupti
 from roofprobe.counters import Plan, RoundCounters
-from roofprobe.errors import (
-    CounterPermissionError,
-    CountersBusyError,
-    CuptiError,
-    CuptiLibraryError,
-    RecordError,
-    UnknownMetricError,
-    UnsupportedDeviceError,
-)
+from roofprobe.errors import CuptiError, CuptiLibraryError, RecordError, UnknownMetricError
 
 SOURCE: Final = "cupti"
 STEP_RANGE: Final = "step"
 _DISCARD_RANGE: Final = "discard"
-
-# CUPTI status -> class and what to do next. Names are CUPTI's (cupti_result.h).
-_PERMISSION = (
-    "the system lets only administrators read GPU counters; on the host, load the nvidia module "
-    "with NVreg_RestrictProfilingToAdminUsers=0 or run with CAP_SYS_ADMIN (a container cannot "
-    "grant this to itself), or use --backend analytic"
-)
-_STATUS: Final[dict[int, tuple[type[CuptiError], str]]] = {
-    14: (CuptiError, "CUPTI and the driver do not fit each other: update the driver"),
-    15: (CuptiError, "CUPTI could not start: is the driver older than this CUPTI, or was CUPTI "
-         "finalized in this process?"),
-    26: (CountersBusyError, "another profiler holds the counters (DCGM, nsys, ncu or another "
-         "process): stop it or pause it (dcgmi profile --pause), then measure again"),
-    27: (UnsupportedDeviceError, "this chip or configuration has no range profiler; it works on "
-         "Volta (compute capability 7.0) and newer"),
-    33: (UnsupportedDeviceError, "a virtual GPU without profiling: the host must enable it"),
-    35: (CounterPermissionError, _PERMISSION),
-    36: (CountersBusyError, "an older CUPTI profiling API is in use in this process: remove it"),
-    38: (UnsupportedDeviceError, "only the legacy profiler API exists on this device"),
-    39: (CountersBusyError, "another CUPTI client is active in this process (nsys, ncu, "
-         "compute-sanitizer or a profiler library): run without it"),
-    40: (CounterPermissionError, "a virtual GPU whose host does not allow profiling"),
-    41: (UnsupportedDeviceError, "confidential computing is on, which allows no counters"),
-    42: (UnsupportedDeviceError, "mining processors (CMP) allow no counters"),
-    43: (UnsupportedDeviceError, "this MIG instance allows no counters"),
-    44: (UnsupportedDeviceError, "SLI is on, which allows no counters"),
-    45: (UnsupportedDeviceError, "WSL offers no counters on this device"),
-    46: (UnsupportedDeviceError, "this libcupti does not know the chip: a newer PyTorch brings a "
-         "newer libcupti"),
-}  # fmt: skip
-
 
 @contextmanager
 def _translated(doing: str) -> Iterator[None]:
@@ -66,13 +28,18 @@ def _translated(doing: str) -> Iterator[None]:
     try:
         yield
     except _native.CuptiError as error:
-        kind, hint = _STATUS.get(
-            error.code,
-            (CuptiError, "try a smaller metric set (--metrics memory) or --backend analytic"),
-        )
-        raise kind(f"{doing}: {error}; {hint} ({_versions()})", error.code) from None
+        raise _refused(f"{doing}: {error}", error.code) from None
     except (_native.LibraryError, _native.DriverError) as error:
         raise CuptiLibraryError(f"{doing}: {error}") from None
+
+
+def _refused(what: str, code: int | None) -> CuptiError:
+    """The error for a CUPTI status, with its cause, the remedy and every version that matters."""
+    refusal = refusals.of_status(code, wsl=refusals.under_wsl())
+    if refusal is None:
+        hint = "try a smaller metric set (--metrics memory) or --backend analytic"
+        return CuptiError(f"{what}; {hint} ({_versions()})", code)
+    return refusal.kind(f"{what}; {refusal.cause}: {refusal.fix} ({_versions()})", code)
 
 
 def _versions() -> str:
@@ -80,7 +47,13 @@ def _versions() -> str:
         driver = f"driver for CUDA {cuda_driver_version()}"
     except CuptiError:
         driver = "no driver"
-    return f"CUPTI {version_text(_native.cupti_version())}, {driver}"
+    found = [f"CUPTI {version_text(_native.cupti_version())}", driver]
+    # The driver's own list: asking CUDA could fail as well.
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with suppress(OSError):
+            name = path.read_text().partition("Model:")[2].partition("\n")[0].strip()
+            found += [name] if name and name not in found else []
+    return ", ".join(found)
 
 
 def version_text(version: int) -> str:
@@ -146,6 +119,31 @@ def chip_of(device: int) -> str:
     load()
     with _translated(f"CUDA device {device}"):
         return _native.chip_name(device)
+
+
+def device_support(device: int) -> dict[str, str]:
+    """What CUPTI says of range profiling on a CUDA device, without starting any.
+
+    Returns:
+        Feature (``overall``, ``architecture``, ``vgpu``, ``wsl``, ...) -> ``supported``,
+        ``unsupported``, ``disabled`` or ``unknown``.
+    """
+    load()
+    with _translated(f"CUDA device {device}"):
+        return _native.device_support(device)
+
+
+def require_counters(device: int) -> None:
+    """Raises what stands between this process and the counters of a CUDA device.
+
+    Raises:
+        CuptiError: the device is not supported or its counters are refused; see its subclasses.
+    """
+    code = refusals.status_of_support(device_support(device))
+    if code is not None:
+        raise _refused(f"CUDA device {device} cannot be profiled", code)
+    with _translated(f"asking CUDA device {device} for its counters"):
+        _availability(device)
 
 
 @cache
@@ -280,6 +278,7 @@ class CuptiBackend:
             UnknownMetricError: none of the metrics can be counted here.
         """
         chip = self.chip
+        require_counters(self._device)
         with _translated(f"asking CUDA device {self._device} for its counters"):
             self._host = _native.HostEvaluator(chip, _availability(self._device))
             plan, self._metrics, unavailable = schedule(self._host, metrics)

@@ -1,0 +1,202 @@
+"""Why counters are refused, and what to do about it: the one place for both.
+
+Error messages and ``roofprobe doctor`` take their words from here. Numbers and meanings are CUPTI's
+(cupti_result.h of CUPTI 13.0).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from roofprobe.errors import (
+    ConfidentialComputingError,
+    CounterPermissionError,
+    CuptiError,
+    HardwareBusyError,
+    MigUnsupportedError,
+    MiningProcessorError,
+    OldApiUnsupportedError,
+    OldProfilerError,
+    OtherSubscriberError,
+    SliUnsupportedError,
+    UnknownChipError,
+    UnsupportedDeviceError,
+    VirtualGpuError,
+    VirtualGpuPermissionError,
+    WslUnsupportedError,
+)
+
+INSUFFICIENT_PRIVILEGES: Final = 35
+HARDWARE_BUSY: Final = 26
+WSL: Final = 45
+
+WITHOUT_COUNTERS: Final = (
+    "without counters, the analytic backend models a step (--backend analytic)"
+)
+PERMISSION_FIX: Final = (
+    "whoever runs the HOST sets the nvidia module's option NVreg_RestrictProfilingToAdminUsers=0 "
+    "and reloads it or reboots, or starts the container with --cap-add=SYS_ADMIN; being root in a "
+    "container is not enough, and a hosted job cannot fix this from inside; "
+    f"{WITHOUT_COUNTERS}"
+)
+# The lock is one for the whole machine, and Hopper's monitors need not take it
+# (maintainers in https://github.com/NVIDIA/DCGM/issues/56 and /62).
+DCGM_FIX: Final = (
+    "dcgmi profile --pause, measure, then dcgmi profile --resume, also when the measurement "
+    "failed; or take the DCGM_FI_PROF_* fields out of what DCGM watches; the lock is one for the "
+    "whole machine, whichever GPU is measured"
+)
+VGPU_FIX: Final = (
+    "the administrator of the hypervisor must allow profiling for this virtual GPU (plug-in "
+    "parameter enable_profiling=1)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a CUPTI status means.
+
+    Attributes:
+        kind: The error to raise.
+        cause: What is wrong, in a clause.
+        fix: What to do next, in a clause.
+    """
+
+    kind: type[CuptiError]
+    cause: str
+    fix: str
+
+
+_STATUS: Final[Mapping[int, Refusal]] = {
+    14: Refusal(
+        CuptiError, "CUPTI and the driver do not fit each other", "update the driver"
+    ),
+    15: Refusal(
+        CuptiError,
+        "CUPTI could not start: the driver is older than this CUPTI, a stub libcuda was loaded, or "
+        "CUPTI was finalized in this process",
+        "update the driver, and take CUDA's stubs folder off LD_LIBRARY_PATH",
+    ),
+    HARDWARE_BUSY: Refusal(
+        HardwareBusyError,
+        "another client holds the performance monitors (DCGM's profiling fields, nsys, ncu or "
+        "another process that measures)",
+        f"stop the other profiler; with DCGM: {DCGM_FIX}",
+    ),
+    27: Refusal(
+        UnsupportedDeviceError,
+        "this chip or configuration has no range profiler",
+        "measure on Volta (compute capability 7.0) or newer",
+    ),
+    33: Refusal(
+        VirtualGpuError, "this virtual GPU cannot be profiled", WITHOUT_COUNTERS
+    ),
+    INSUFFICIENT_PRIVILEGES: Refusal(
+        CounterPermissionError,
+        "the driver lets only administrators read GPU counters",
+        PERMISSION_FIX,
+    ),
+    36: Refusal(
+        OldProfilerError,
+        "CUPTI's old event API is in use in this process",
+        "remove the library that uses it (nvprof's, an old PAPI)",
+    ),
+    38: Refusal(
+        OldApiUnsupportedError,
+        "something asked for CUPTI's old event API, which chips from Turing on do not have",
+        "remove the library that uses it (nvprof's, an old PAPI)",
+    ),
+    39: Refusal(
+        OtherSubscriberError,
+        "another CUPTI client is active in this process (nsys, ncu, cuda-gdb, compute-sanitizer or "
+        "a profiler library)",
+        "run without it",
+    ),
+    40: Refusal(
+        VirtualGpuPermissionError, "the hypervisor does not allow profiling this GPU", VGPU_FIX
+    ),
+    41: Refusal(
+        ConfidentialComputingError,
+        "confidential computing is on, which allows no counters",
+        f"switch it off on the host; {WITHOUT_COUNTERS}",
+    ),
+    42: Refusal(
+        MiningProcessorError, "mining processors (CMP) allow no counters", "measure on another GPU"
+    ),
+    43: Refusal(
+        MigUnsupportedError,
+        "this MIG instance allows no counters",
+        "measure on a GPU with MIG switched off",
+    ),
+    44: Refusal(SliUnsupportedError, "SLI is on, which allows no counters", "switch SLI off"),
+    WSL: Refusal(
+        WslUnsupportedError,
+        "WSL does not offer the counters of this GPU, which is a limit of the platform and no "
+        "missing right",
+        f"measure under Linux itself; {WITHOUT_COUNTERS}",
+    ),
+    46: Refusal(
+        UnknownChipError,
+        "this libcupti does not know the chip",
+        "install a newer PyTorch, which brings a newer libcupti",
+    ),
+}
+
+# What cuptiProfilerDeviceSupported answers, by feature and level, as the status that means the same
+# (CUpti_Profiler_DeviceSupported_Params in cupti_profiler_target.h). The order is that of blame.
+_SUPPORT: Final[tuple[tuple[str, str, int], ...]] = (
+    ("wsl", "unsupported", WSL),
+    ("architecture", "unsupported", 27),
+    ("cmp", "unsupported", 42),
+    ("confidential_compute", "unsupported", 41),
+    ("vgpu", "disabled", 40),
+    ("vgpu", "unsupported", 33),
+    ("sli", "unsupported", 44),
+)
+
+
+def of_status(code: int | None, *, wsl: bool) -> Refusal | None:
+    """What a CUPTI status means; None for one that is not about being refused.
+
+    Args:
+        code: The status.
+        wsl: The process runs under WSL, where the driver may answer "no privileges" for a GPU that
+            offers no counters at all (https://github.com/systalyze/utilyze/issues/4).
+    """
+    if wsl and code in (27, INSUFFICIENT_PRIVILEGES, WSL):
+        return _STATUS[WSL]
+    return _STATUS.get(code) if code is not None else None
+
+
+def status_of_support(support: Mapping[str, str]) -> int | None:
+    """The CUPTI status that says why a device is not supported; None where it is, or may be.
+
+    Args:
+        support: Feature -> level, as ``counters.cupti.device_support`` gives it.
+    """
+    if support.get("overall") not in ("unsupported", "disabled"):
+        return None
+    for feature, level, code in _SUPPORT:
+        if support.get(feature) == level:
+            return code
+    return None
+
+
+def is_wsl(proc_version: str | None, dxg: bool) -> bool:
+    """Whether a kernel is that of Windows Subsystem for Linux.
+
+    Args:
+        proc_version: Text of /proc/version.
+        dxg: /dev/dxg exists, through which WSL 2 passes the GPU.
+    """
+    return dxg or "microsoft" in (proc_version or "").lower()
+
+
+def under_wsl() -> bool:
+    """Whether this process runs under WSL."""
+    try:
+        version = Path("/proc/version").read_text()
+    except OSError:
+        version = None
+    return is_wsl(version, Path("/dev/dxg").exists())
