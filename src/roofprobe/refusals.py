@@ -30,6 +30,8 @@ from roofprobe.errors import (
 INSUFFICIENT_PRIVILEGES: Final = 35
 HARDWARE_BUSY: Final = 26
 WSL: Final = 45
+# Statuses that speak of the machine or the process, and not of one GPU.
+NOT_OF_THE_GPU: Final = frozenset({HARDWARE_BUSY, INSUFFICIENT_PRIVILEGES, 36, 38, 39})
 
 WITHOUT_COUNTERS: Final = (
     "without counters, the analytic backend models a step (--backend analytic)"
@@ -69,9 +71,7 @@ class Refusal:
 
 
 _STATUS: Final[Mapping[int, Refusal]] = {
-    14: Refusal(
-        CuptiError, "CUPTI and the driver do not fit each other", "update the driver"
-    ),
+    14: Refusal(CuptiError, "CUPTI and the driver do not fit each other", "update the driver"),
     15: Refusal(
         CuptiError,
         "CUPTI could not start: the driver is older than this CUPTI, a stub libcuda was loaded, or "
@@ -89,9 +89,7 @@ _STATUS: Final[Mapping[int, Refusal]] = {
         "this chip or configuration has no range profiler",
         "measure on Volta (compute capability 7.0) or newer",
     ),
-    33: Refusal(
-        VirtualGpuError, "this virtual GPU cannot be profiled", WITHOUT_COUNTERS
-    ),
+    33: Refusal(VirtualGpuError, "this virtual GPU cannot be profiled", WITHOUT_COUNTERS),
     INSUFFICIENT_PRIVILEGES: Refusal(
         CounterPermissionError,
         "the driver lets only administrators read GPU counters",

@@ -217,8 +217,7 @@ def path_points(
     """The step's work on one FLOP path alone, at each memory level: the path and its point.
 
     Bytes and time are those of the whole step, which serve every path. Integer operations have no
-    place on a FLOP/s axis. Nothing where one path did all of the work, as the step's own points
-    say it.
+    place on a FLOP/s axis.
 
     Args:
         record: What was measured.
@@ -226,11 +225,10 @@ def path_points(
         levels: Memory levels to show.
     """
     derived = figures(record)
-    used = {p: figure for p, figure in _used(derived).items() if not p.startswith("tensor_int")}
-    if len(used) < 2:
-        return []
     found = []
-    for path, flop in used.items():
+    for path, flop in _used(derived).items():
+        if path.startswith("tensor_int"):
+            continue
         for level in (level for level in levels if level in derived.byte):
             byte, step = derived.byte[level], derived.step_time
             point = place(

@@ -16,7 +16,7 @@ from roofprobe.errors import UsageError
 from roofprobe.record import Coverage, Measurement, Round, Timing
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "harness/results/h200"
+RESULTS = ROOT / "tests/data/runs"
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2, L1 = "lts__t_bytes.sum", "l1tex__t_bytes.sum"
 TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"

@@ -35,7 +35,7 @@ H200 = (
 def recorded(name):
     for path in (
         ROOT / "tests/data" / f"{name}.json",
-        ROOT / f"harness/results/h200/{name}/run.json",
+        ROOT / f"tests/data/runs/{name}/run.json",
     ):
         if path.exists():
             return Measurement.load(path)

@@ -19,7 +19,7 @@ from roofprobe.record import (
 )
 from roofprobe.report import overlay, roofline_of, save_plot, text
 
-RESULTS = Path(__file__).parents[2] / "harness/results/h200"
+RESULTS = Path(__file__).parents[2] / "tests/data/runs"
 ROOFS = (
     MeasuredRoof("TF32 GEMM", "flop", 398e12, 0.01, "8192^3", "tensor_tf32", None),
     MeasuredRoof("FP32 GEMM", "flop", 50.7e12, 0.01, "8192^3", "sass_fp32", None),

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "src/roofprobe"
 # Lowest first. A module imports only modules above it in this list.
 LAYERS = [
     "errors",
+    "refusals",
     "units",
     "schema",
     "metrics",
@@ -41,6 +42,8 @@ LAYERS = [
     "counters.cupti",
     "counters.recorded",
     "counters.analytic",
+    "counters.nvml",
+    "counters.gpm",
     "timing",
     "activity",
     "coverage",
@@ -60,6 +63,7 @@ LAYERS = [
     "verify",
     "crosscheck",
     "derive",
+    "witness",
     "roofline",
     "judge",
     "plot",
@@ -73,6 +77,18 @@ LAYERS = [
     "compare.comparison",
     "compare.gates",
     "compare",
+    "doctor.facts",
+    "doctor.findings",
+    "doctor.selftest",
+    "doctor.child",
+    "doctor.gather",
+    "doctor.state",
+    "doctor.software",
+    "doctor.gpus",
+    "doctor.others",
+    "doctor.judgement",
+    "doctor.report",
+    "doctor",
     "cli",
     "imagenet",
     "train",
@@ -135,7 +151,7 @@ def test_cupti_python_and_nvml_have_one_home_each():
             or (isinstance(node, ast.Import) and package in [a.name for a in node.names])
         }
 
-    assert users("pynvml") == {"environment", "ceilings.nvml"}
+    assert users("pynvml") == {"environment", "ceilings.nvml", "counters.nvml"}
     assert users("cupti") == {"activity"}
 
 

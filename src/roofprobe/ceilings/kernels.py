@@ -52,8 +52,7 @@ FMA_CHAINS(fma_fp32, float, __fmaf_rn)
 FMA_CHAINS(fma_fp64, double, __fma_rn)
 
 // The grid's window of 16 bytes a thread moves over `count` such pieces and starts again. Loads
-// are relaxed at the scope of the GPU, which L1 may not answer: with ld.global.cg the counters saw
-// 4.4% of them end before L2 (measured, H200).
+// are relaxed at the scope of the GPU, which L1 may not answer.
 extern "C" __global__ void __launch_bounds__({_READ_THREADS})
 read_global(const uint4* data, unsigned count, unsigned groups, unsigned* sink) {{
   const unsigned stride = gridDim.x * {_READ_THREADS}u;

@@ -4,10 +4,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from roofprobe.cli import ceilings, compare, evaluate, import_ncu, metrics, plot, report, verify
+from roofprobe.cli import (
+    ceilings,
+    compare,
+    doctor,
+    evaluate,
+    import_ncu,
+    metrics,
+    plot,
+    report,
+    verify,
+)
 from roofprobe.errors import RoofprobeError, UsageError
 
-_VERBS = (metrics, ceilings, evaluate, import_ncu, verify, report, plot, compare)
+_VERBS = (doctor, metrics, ceilings, evaluate, import_ncu, verify, report, plot, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

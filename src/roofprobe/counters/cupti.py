@@ -22,6 +22,7 @@ SOURCE: Final = "cupti"
 STEP_RANGE: Final = "step"
 _DISCARD_RANGE: Final = "discard"
 
+
 @contextmanager
 def _translated(doing: str) -> Iterator[None]:
     """Turns the extension's errors into ours: what failed, what was asked, what to do next."""

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from roofprobe import metrics
 from roofprobe._location import find_libcupti, mapped_libcupti
+from roofprobe.doctor import selftest
 from roofprobe.doctor.facts import Counted, Failure, Gpu, mapped
 from roofprobe.errors import RoofprobeError
 
@@ -107,6 +109,7 @@ def _gpu(index: int, *, ask: bool) -> Gpu:
         chip=found.chip,
         sm_count=found.sm_count,
         memory_byte=found.memory_byte,
+        integrated=bool(torch.cuda.get_device_properties(index).is_integrated),
         support=support,
         granted=granted,
         failure=failure,
@@ -136,12 +139,12 @@ def _self_test(say: Say, selected: int) -> None:
     work["fp64"] = torch.float64
 
     say("stage", "counting a copy")
-    say("counted", asdict(_counted("copy", size, lambda: _copy(size, device))))
+    say("counted", asdict(_counted("copy", size, partial(_copy, size, device))))
     for precision, dtype in work.items():
         torch.cuda.empty_cache()
         say("stage", f"counting a GEMM in {precision}")
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        say("counted", asdict(_counted(precision, GEMM_SIZE, lambda d=dtype: _gemm(d, device))))
+        say("counted", asdict(_counted(precision, GEMM_SIZE, partial(_gemm, dtype, device))))
 
 
 def _counted(work: str, size: int, prepare: Callable[[], Callable[[], object]]) -> Counted:
@@ -151,29 +154,13 @@ def _counted(work: str, size: int, prepare: Callable[[], Callable[[], object]]) 
 
     try:
         if not size:
-            raise torch.OutOfMemoryError(f"less than {4 * _COPY_LEAST} bytes are free")
+            raise torch.OutOfMemoryError
         record = roofprobe.measure_step(prepare(), work, warmup=2, timed=2, backend="cupti")
     except torch.OutOfMemoryError:
-        text = "the GPU has too little free memory for it: end what else uses the GPU"
-        return Counted(work, size, failure=Failure(text))
+        return Counted(work, size, skipped="the GPU has too little free memory for it")
     except RoofprobeError as error:
         return Counted(work, size, failure=Failure(str(error), getattr(error, "code", None)))
-    figures = roofprobe.figures(record)
-    byte = {name: figures.byte[name] for name in ("dram_read", "dram_write") if name in figures.byte}
-    known = {**figures.flop, **byte}
-    coverage = record.coverage
-    reasons = {name: figure.reason for name, figure in known.items() if figure.reason is not None}
-    if coverage is not None and coverage.cause is not None:
-        reasons["coverage"] = coverage.cause
-    return Counted(
-        work,
-        size,
-        flop={path: figure.value for path, figure in figures.flop.items()},
-        byte={name: figure.value for name, figure in byte.items()},
-        coverage=coverage.fraction if coverage is not None else None,
-        trusted=coverage.trusted if coverage is not None else None,
-        reasons=reasons,
-    )
+    return selftest.of_record(record, work, size)
 
 
 def _copy(byte: int, device: "torch.device") -> Callable[[], object]:

@@ -120,7 +120,8 @@ class Gpu:
         compute_capability: ``major.minor``.
         chip: CUPTI's name.
         sm_count: Streaming multiprocessors.
-        memory_byte: None where the GPU has no memory of its own (integrated).
+        memory_byte: As the source has it; nvidia-smi knows none of an integrated GPU.
+        integrated: The GPU uses the CPU's memory.
         instance: MIG profile of this device, such as ``1c.3g.40gb``.
         sm_clock_max: Hz.
         memory_clock_max: Hz.
@@ -138,6 +139,7 @@ class Gpu:
     chip: str | None = None
     sm_count: int | None = None
     memory_byte: int | None = None
+    integrated: bool | None = None
     instance: str | None = None
     sm_clock_max: float | None = None
     memory_clock_max: float | None = None
@@ -161,6 +163,7 @@ class Counted:
         coverage: Share of the stores that SASS instrumentation saw.
         trusted: SASS counters stand.
         reasons: Why a figure has no value.
+        skipped: Why it was not measured.
         failure: The measurement failed.
     """
 
@@ -171,6 +174,7 @@ class Counted:
     coverage: float | None = None
     trusted: bool | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    skipped: str | None = None
     failure: Failure | None = None
 
 

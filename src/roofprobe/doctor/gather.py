@@ -1,4 +1,4 @@
-"""Asks the machine. Reads files here; whatever touches the driver runs elsewhere, and not forever."""
+"""Asks the machine. Whatever touches the driver runs in a process with a time limit."""
 
 import importlib.metadata
 import json
@@ -20,8 +20,8 @@ from roofprobe.doctor import child, facts
 from roofprobe.doctor.facts import Counted, Facts, Failure, Gpu, Host, Ncu, SelfTest, Software
 from roofprobe.errors import RoofprobeError
 
-# Time limits, s. Importing PyTorch from a cold network file system has taken a minute; the self-test
-# takes some 10 s on an H200, and minutes where fp64 runs at a 64th of fp32's rate.
+# Time limits, s: far above what a slow file system or a GPU with little fp64 needs, since the one
+# thing that they stop is a hang.
 PROBE_LIMIT: Final = 180.0
 SELF_TEST_LIMIT: Final = 600.0
 _SMI_LIMIT: Final = 30.0
@@ -126,7 +126,7 @@ def _read(path: str) -> str:
 
 def _in(folders: Sequence[Path], pattern: str) -> tuple[str, ...]:
     """Distinct files in folders, links followed, but for those that name a folder of stubs."""
-    found = {}
+    found: dict[str, None] = {}
     for folder in folders:
         with suppress(OSError):
             for path in sorted(folder.glob(pattern)):
@@ -196,9 +196,7 @@ def _answers(what: str, selected: int, limit: float) -> tuple[dict[str, list[Any
     with tempfile.TemporaryDirectory(prefix="roofprobe-doctor-") as folder:
         path = Path(folder, "answers")
         path.touch()
-        run = _Run.of(
-            [sys.executable, "-m", child.__name__, what, str(path), str(selected)], limit
-        )
+        run = _Run.of([sys.executable, "-m", child.__name__, what, str(path), str(selected)], limit)
         answers: dict[str, list[Any]] = {}
         for line in path.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError):  # the last line of a process that was killed
@@ -252,7 +250,8 @@ class _Run:
             else:
                 end = _end(status)
             finally:
-                _kill(process)
+                if process.poll() is None:
+                    _kill(process)
             stream.seek(0)
             return cls(stream.read().decode(errors="replace"), end)
 

@@ -17,12 +17,12 @@ from roofprobe.units import number, percent, si
 _LEVEL_COLOURS: Final = {"dram": 0, "l2": 2, "l1": 3}
 _PATH_COLOURS: Final = (1, 4, 5, 3, 2, 0)
 
-_HOVER_WIDTH: Final = 46  # characters: fits a screen of 400 pixels
+_HOVER_WIDTH: Final = 50  # characters: fits a screen of 400 pixels
 _STUDY: Final = "study's formula"
 
 
 class _Placed(NamedTuple):
-    """A point, the FLOP path that it is limited to, and its run's number where there are several."""
+    """A point, the one FLOP path that it shows, if so, and its run's number among several."""
 
     point: Point
     path: str | None
@@ -167,14 +167,17 @@ def _choices(
     paths = [*(c.path for c in roofline.ceilings), *(each.path for each in placed)]
     flop = [(path, path_name(path)) for path in dict.fromkeys(paths) if path is not None]
     have = {c.source for c in roofline.ceilings}
-    sources = [(source, source) for source in report.SOURCES]
+    sources = [(source, source) for source in report.SOURCES if have]
     return [
         {
             "name": name,
             "title": title,
             "options": [
-                {"value": value, "label": label, "off": name == "source" and value not in have}
-                for value, label in [("all", "all"), *options]
+                {"value": "all", "label": "all", "off": False},
+                *(
+                    {"value": value, "label": label, "off": name == "source" and value not in have}
+                    for value, label in options
+                ),
             ],
             "start": levels[0][0] if name == "level" and several and levels else "all",
         }
@@ -183,6 +186,7 @@ def _choices(
             ("path", "FLOP path", flop),
             ("source", "ceilings", sources),
         )
+        if len(options) > 1
     ]
 
 

@@ -8,8 +8,12 @@
   const SYMBOLS = { dram: "circle", l2: "square", l1: "triangle-up" };
   const NAMES = { dram: "DRAM", l2: "L2", l1: "L1" };
   const DASHES = { measured: "solid", datasheet: "dash", given: "dot" };
+  const FONT = "system-ui, sans-serif";
   const FADED = 0.22;
   const SAMPLES = 80; // a line can be hovered at its vertices only
+  const NAME_HEIGHT = 15; // pixels
+  const X_ROOM = 38; // pixels, of a tick's name
+  const Y_ROOM = 17;
   const NARROW = 640; // below so many pixels roofs are named in the key alone
 
   // Plotly takes HTML for a few tags in labels; names are text.
@@ -60,23 +64,26 @@
     };
   }
 
+  // Levels of a step lie side by side, so their names give way to each other.
+  const place = (i, count) =>
+    i > 0 && i === count - 1 ? "top right" : i === 0 && count > 1 ? "top left" : "bottom center";
+  const isPicked = (mark, state) =>
+    fits(state.level, mark.level) && mark.path === (state.path === "all" ? null : state.path);
+
   // One trace a piece of work: its levels, joined. What is not picked fades and stays.
   function seriesTraces(state) {
     const series = new Map();
     for (const mark of chart.marks) {
       if (mark.path !== null && mark.path !== state.path) continue;
-      const key = JSON.stringify([mark.series, mark.label === mark.series ? "" : mark.path]);
-      series.set(key, [...(series.get(key) ?? []), mark]);
+      series.set(mark.series, [...(series.get(mark.series) ?? []), mark]);
     }
     return [...series.values()].map((marks) => {
       marks.sort((a, b) => a.x - b.x);
-      const on = marks.map(
-        (mark) => fits(state.level, mark.level) && (state.path === "all" || mark.path !== null),
-      );
+      const on = marks.map((mark) => isPicked(mark, state));
       const ink = colour("ink");
       const bars = (which, at) => {
         const values = marks.map((mark) => mark[at]);
-        const reach = marks.map((mark, i) => (on[i] ? mark.reach[which] : 1));
+        const reach = marks.map((mark, i) => (on[i] ? mark.reach[which] : NaN)); // NaN: no bar
         return {
           type: "data", symmetric: false, color: ink, thickness: 1, width: 3,
           array: values.map((value, i) => value * (reach[i] - 1)),
@@ -100,7 +107,7 @@
         error_x: bars(0, "x"),
         error_y: bars(1, "y"),
         text: marks.map((mark, i) => (on[i] ? text(mark.label) : "")),
-        textposition: marks.map((_, i) => (i % 2 ? "bottom center" : "top center")),
+        textposition: marks.map((_, i) => place(i, marks.length)),
         textfont: { color: ink, size: 13 },
         hoverinfo: "text",
         hovertext: marks.map((mark) => hover(mark.hover)),
@@ -109,97 +116,168 @@
     });
   }
 
-  // Names along the roofs: slanted ones from where they enter, flat ones to their right end.
-  // Roofs that were measured lie below the datasheet's, and so do their names.
-  function roofNames(roofs, size) {
-    const [x0, x1, y0, y1] = [...chart.x, ...chart.y].map(Math.log10);
-    const slope = ((size.height / (y1 - y0)) * (x1 - x0)) / size.width;
-    return roofs.map((roof) => {
-      const below = roof.source === "measured";
-      const slanted = roof.kind === "byte";
-      const enters = Math.max(x0, y0 - Math.log10(roof.value));
-      const at = slanted ? enters + 0.02 * (x1 - x0) : x1;
-      const turn = slanted ? Math.atan(slope) : 0;
+  // Names of roofs: along the slanted ones where they enter, beside the right end of flat ones.
+  function roofNames(roofs, size, ranges) {
+    const [[x0, x1], [y0, y1]] = ranges; // powers of ten
+    const across = size.width / (x1 - x0); // pixels
+    const up = size.height / (y1 - y0);
+    const style = (roof) => ({
+      text: text(roof.label),
+      showarrow: false,
+      font: { color: colour(`c${roof.colour}`), size: 12 },
+    });
+    const turn = Math.atan(up / across);
+    const slanted = roofs.filter((roof) => roof.kind === "byte").map((roof) => {
+      // What was measured lies below the datasheet's roof, and so does its name.
+      const off = roof.source === "measured" ? -10 : 10;
+      const half = 4 * roof.label.length; // pixels
+      const x = Math.max(x0, y0 - Math.log10(roof.value)) + (half * Math.cos(turn)) / across;
       return {
-        x: at,
-        y: Math.log10(roof.value) + (slanted ? at : 0),
-        text: text(roof.label),
+        ...style(roof),
+        x,
+        y: Math.log10(roof.value) + x,
         textangle: (-turn * 180) / Math.PI,
-        showarrow: false,
-        xanchor: slanted ? "left" : "right",
-        yanchor: slanted ? "bottom" : below ? "top" : "bottom",
-        font: { color: colour(`c${roof.colour}`), size: 12 },
-        borderpad: 1,
+        xshift: -off * Math.sin(turn),
+        yshift: off * Math.cos(turn),
       };
     });
+    let free = Infinity; // highest place that no name above needs
+    const flat = roofs
+      .filter((roof) => roof.kind === "flop")
+      .sort((a, b) => b.value - a.value)
+      .map((roof) => {
+        const y = Math.min(Math.log10(roof.value), free);
+        free = y - NAME_HEIGHT / up;
+        return { ...style(roof), xref: "paper", x: 1, xanchor: "left", y };
+      });
+    return [...slanted, ...flat];
   }
 
-  function layout(width, roofs) {
+  // Which ticks are named: powers of ten, 1-2-5 or all, as far as there is room for names.
+  function ticks([low, high], pixels, room) {
+    const decade = pixels / (high - low);
+    if (decade * Math.log10(2) < room) return 1;
+    return decade * Math.log10(10 / 9) < room ? "D2" : "D1";
+  }
+
+  function inside({ width, height, margin }) {
+    return { width: width - margin.l - margin.r, height: height - margin.t - margin.b };
+  }
+
+  function layout() {
+    const width = box.clientWidth;
     const narrow = width < NARROW;
-    const margin = narrow ? { l: 52, r: 8, t: 8, b: 48 } : { l: 68, r: 16, t: 12, b: 56 };
+    const flat = chart.roofs.filter((roof) => roof.kind === "flop");
+    const longest = Math.max(0, ...flat.map((roof) => roof.label.length));
+    const margin = narrow
+      ? { l: 52, r: 8, t: 8, b: 48 }
+      : { l: 68, r: Math.min(16 + 7 * longest, width / 3), t: 28, b: 56 };
     const height = narrow ? 400 : 540;
-    const size = { width: width - margin.l - margin.r, height: height - margin.t - margin.b };
+    const size = inside({ width, height, margin });
+    const [x, y] = [chart.x, chart.y].map((range) => range.map(Math.log10));
     const axis = {
-      type: "log", dtick: 1, gridcolor: colour("line"), linecolor: colour("faint"),
+      type: "log", gridcolor: colour("line"), linecolor: colour("faint"),
       showline: true, zeroline: false, ticks: "outside", tickcolor: colour("faint"),
       automargin: false,
     };
     return {
       width, height, margin,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: colour("ink"), size: narrow ? 12 : 14, family: "system-ui, sans-serif" },
+      paper_bgcolor: colour("page"),
+      plot_bgcolor: colour("page"),
+      font: { color: colour("ink"), size: narrow ? 12 : 14, family: FONT },
+      modebar: {
+        bgcolor: colour("page"), color: colour("faint"), activecolor: colour("ink"),
+      },
       hovermode: "closest",
       hoverdistance: 14,
-      hoverlabel: { align: "left", font: { size: narrow ? 12 : 13 }, namelength: -1 },
+      hoverlabel: {
+        align: "left",
+        bgcolor: colour("box"),
+        bordercolor: colour("faint"),
+        font: { size: narrow ? 12 : 13, color: colour("ink"), family: FONT },
+      },
       showlegend: false,
       dragmode: narrow ? false : "zoom", // a finger that drags means to scroll
       xaxis: {
         ...axis,
-        range: chart.x.map(Math.log10),
+        range: x,
+        dtick: ticks(x, size.width, X_ROOM),
         title: { text: "arithmetic intensity (FLOP/byte)", standoff: 8 },
-        exponentformat: "none",
+        tickformat: "~g",
       },
       yaxis: {
         ...axis,
-        range: chart.y.map(Math.log10),
+        range: y,
+        dtick: ticks(y, size.height, Y_ROOM),
         title: { text: "attained (FLOP/s)", standoff: 4 },
-        exponentformat: "SI",
+        tickformat: "~s",
       },
-      annotations: narrow ? [] : roofNames(roofs, size),
     };
   }
 
+  // What a choice leaves without a roof or a point, in words.
+  function lacking(state, roofs) {
+    const kinds = { byte: NAMES[state.level] ?? "memory", flop: "compute" };
+    const of = state.source === "all" ? "" : ` of kind ${state.source}`;
+    const found = ["byte", "flop"]
+      .filter((kind) => !roofs.some((roof) => roof.kind === kind))
+      .map((kind) => `No ${kinds[kind]} roof${of} is known.`);
+    const there = chart.marks.filter((mark) => isPicked(mark, state));
+    const missing = chart.runs.filter((_, i) => !there.some((mark) => mark.label === `${i + 1}`));
+    if (missing.length) found.push(`No point of ${missing.join(", ")}.`);
+    else if (!there.length) found.push("No point to draw.");
+    return found.join(" ");
+  }
+
+  // Names lie at angles and distances in pixels, so they are placed anew after each zoom.
+  function placeNames(roofs) {
+    if (box.layout.width < NARROW) return;
+    const size = inside(box.layout);
+    const ranges = [box.layout.xaxis.range, box.layout.yaxis.range];
+    Plotly.relayout(box, {
+      annotations: roofNames(roofs, size, ranges),
+      "xaxis.dtick": ticks(ranges[0], size.width, X_ROOM),
+      "yaxis.dtick": ticks(ranges[1], size.height, Y_ROOM),
+    });
+  }
+
+  let roofs = [];
   function draw() {
-    const state = Object.fromEntries(["level", "path", "source"].map((name) => [name, picked(name)]));
-    const roofs = shownRoofs(state);
+    const state = Object.fromEntries(
+      ["level", "path", "source"].map((choice) => [choice, picked(choice)]),
+    );
+    roofs = shownRoofs(state);
     for (const item of document.querySelectorAll("[data-roof]")) {
       item.hidden = !roofs.includes(chart.roofs[Number(item.dataset.roof)]);
     }
-    const lacking = ["byte", "flop"].filter((kind) => !roofs.some((roof) => roof.kind === kind));
-    const kinds = { byte: NAMES[state.level] ?? "memory", flop: "compute" };
-    const of = state.source === "all" ? "" : ` of kind ${state.source}`;
-    note.textContent = lacking.map((kind) => `No ${kinds[kind]} roof${of} is known.`).join(" ");
+    note.textContent = lacking(state, roofs);
     Plotly.react(
       box,
       [...roofs.map((roof) => roofTrace(roof, roofs)), ...seriesTraces(state)],
-      layout(box.clientWidth, roofs),
+      layout(),
       {
         displaylogo: false,
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+        doubleClick: "reset",
+        displayModeBar: box.clientWidth >= NARROW,
+        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
         toImageButtonOptions: { filename: "roofline", scale: 2 },
       },
     );
+    placeNames(roofs);
   }
 
   form.addEventListener("change", draw);
   form.addEventListener("submit", (event) => event.preventDefault());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  let drawn = 0;
+  draw();
+  let drawn = box.clientWidth;
   new ResizeObserver(() => {
     if (box.clientWidth !== drawn) {
       drawn = box.clientWidth;
       draw();
     }
   }).observe(box);
+  box.on("plotly_relayout", (change) => {
+    if (!("annotations" in change)) placeNames(roofs);
+  });
 })();

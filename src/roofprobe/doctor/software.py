@@ -1,0 +1,196 @@
+"""Rules on the platform, the driver, PyTorch, CUPTI and the tools beside it. Pure."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from roofprobe import refusals
+from roofprobe.doctor.facts import is_stub
+from roofprobe.doctor.findings import Finding, fail, not_applicable, ok, warn
+from roofprobe.doctor.state import State, count, major, pair
+
+_NO_DRIVER: Final = "no NVIDIA driver answers"
+_ANALYTIC: Final = (
+    "a step can be modelled without one (roofprobe.measure(backend='analytic'), or python -m "
+    "roofprobe.train); to measure, run roofprobe doctor on the machine with the GPU"
+)
+
+
+def platform(state: State) -> Iterator[Finding]:
+    gpu = state.facts.gpu
+    if not state.wsl:
+        yield ok("platform", "not under WSL")
+    elif gpu is not None and gpu.granted:
+        yield ok("platform", "WSL, and CUPTI opens this GPU's counters")
+    else:
+        refusal = refusals.of_status(refusals.WSL, wsl=True)
+        assert refusal is not None
+        yield fail("platform", refusal.cause, refusal.fix)
+
+
+def probe(state: State) -> Iterator[Finding]:
+    failure = state.facts.probe_failure
+    if failure is not None:
+        yield fail(
+            "probe",
+            f"the process that asks the driver {failure.text}",
+            "try nvidia-smi and python -c 'import torch; torch.cuda.init()' by hand; a driver that "
+            "hangs needs the machine rebooted",
+        )
+
+
+def driver(state: State) -> Iterator[Finding]:
+    host, software = state.facts.host, state.facts.software
+    if software.cuda_driver is not None:
+        version = host.driver or "of unknown version"
+        yield ok("driver", f"{version}, for CUDA {software.cuda_driver}")
+        return
+    why = f" ({software.driver_failure.text})" if software.driver_failure else ""
+    if state.facts.probe_failure is not None:
+        yield not_applicable("driver", f"kernel module {host.driver or 'not seen'}; see probe")
+    elif host.driver is not None:
+        yield fail(
+            "driver",
+            f"the kernel has NVIDIA's module {host.driver}, but this process cannot use it{why}",
+            "start the container with its GPUs (--gpus all), or reboot after a driver update",
+        )
+    elif state.usable or state.wsl:
+        yield warn("driver", f"its version is not known{why}", "look at nvidia-smi")
+    else:
+        yield fail(
+            "driver",
+            f"{_NO_DRIVER}, so there are no hardware counters to read on this machine{why}",
+            _ANALYTIC,
+        )
+
+
+def torch(state: State) -> Iterator[Finding]:
+    software = state.facts.software
+    if software.torch_failure is not None:
+        yield fail(
+            "PyTorch",
+            f"cannot be imported: {software.torch_failure.text}",
+            "install it anew (pip install --force-reinstall torch)",
+        )
+    elif software.torch is None:
+        yield not_applicable("PyTorch", "not asked")
+    elif software.devices is None or not state.usable:
+        yield ok("PyTorch", software.torch)
+    elif software.torch_cuda is None:
+        yield fail(
+            "PyTorch",
+            f"{software.torch} was built without CUDA and sees no GPU",
+            "install a build for CUDA 12.6 or newer (https://pytorch.org/get-started)",
+        )
+    elif not software.devices:
+        visible = state.facts.host.environment.get("CUDA_VISIBLE_DEVICES")
+        hint = (
+            f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it or name a GPU that nvidia-smi -L lists"
+            if visible is not None
+            else "compare its CUDA version with the driver's, and update the older of the two"
+        )
+        yield fail("PyTorch", f"{software.torch} (CUDA {software.torch_cuda}) sees no GPU", hint)
+    else:
+        yield ok(
+            "PyTorch",
+            f"{software.torch}, CUDA {software.torch_cuda}, sees {count(software.devices, 'GPU')}",
+        )
+
+
+def cupti(state: State) -> Iterator[Finding]:
+    host, software = state.facts.host, state.facts.software
+    loaded = software.loaded_cupti
+    if len(loaded) > 1:
+        yield fail(
+            "CUPTI",
+            f"{len(loaded)} copies of libcupti are in one process, which break each other: "
+            f"{', '.join(loaded)}",
+            "uninstall the nvidia-cuda-cupti package that PyTorch was not built for, and take CUDA "
+            "toolkits off LD_LIBRARY_PATH",
+        )
+    elif software.cupti_failure is not None:
+        yield fail(
+            "CUPTI",
+            software.cupti_failure.text,
+            "install a PyTorch built for CUDA 12.6 or newer, which brings its own libcupti",
+        )
+    elif software.cupti_version is None:
+        yield not_applicable("CUPTI", "not asked")
+    else:
+        known = f", knows {count(len(software.chips), 'chip')}" if software.chips else ""
+        what = f"{software.cupti_version} at {software.cupti}{known}"
+        newer = _is_newer(software.cupti_version, software.cuda_driver)
+        if newer:
+            say = fail if newer == "major" else warn
+            yield say(
+                "CUPTI",
+                f"{what}; it is newer than the driver, which supports CUDA {software.cuda_driver}",
+                "update the driver, or install a PyTorch built for the driver's CUDA",
+            )
+        else:
+            yield ok("CUPTI", what)
+    front = [path for path in host.cupti_in_front if path != software.cupti]
+    if front and len(loaded) < 2:
+        yield warn(
+            "CUPTI copies",
+            f"LD_LIBRARY_PATH puts another libcupti in front of PyTorch's: {', '.join(front)}",
+            "take those folders off LD_LIBRARY_PATH",
+        )
+    stubs = [path for path in software.loaded_cuda if is_stub(path)]
+    if stubs:
+        yield fail(
+            "libcuda",
+            f"a stub, which is for linking only, was loaded as the driver: {', '.join(stubs)}",
+            "take the stubs folder off LD_LIBRARY_PATH; the driver's own libcuda is "
+            + (", ".join(set(software.loaded_cuda) - set(stubs)) or "in the system's folders"),
+        )
+    elif host.stubs:
+        yield warn(
+            "libcuda",
+            f"a stub libcuda lies on LD_LIBRARY_PATH: {', '.join(host.stubs)}",
+            "take the stubs folder off LD_LIBRARY_PATH before something loads it as the driver",
+        )
+
+
+def kernel_records(state: State) -> Iterator[Finding]:
+    software = state.facts.software
+    version = software.cupti_python
+    ours = major(software.cupti_version)
+    if version is None:
+        yield warn(
+            "kernel records",
+            "cupti-python is not installed: kernel times are n/a",
+            "pip install cupti-python",
+        )
+    elif ours is not None and major(version) != ours:
+        yield warn(
+            "kernel records",
+            f"cupti-python {version} is for CUPTI {major(version)}, and this is CUPTI {ours}: "
+            "kernel times are n/a",
+            f"pip install 'cupti-python=={ours}.*'",
+        )
+    else:
+        yield ok("kernel records", f"cupti-python {version}")
+
+
+def ncu(state: State) -> Iterator[Finding]:
+    ncu, gpu = state.facts.software.ncu, state.facts.gpu
+    if ncu is None:
+        yield not_applicable("ncu", "not installed; only roofprobe verify needs it")
+    elif gpu is not None and gpu.chip is not None and ncu.chips and gpu.chip not in ncu.chips:
+        yield warn(
+            "ncu",
+            f"{ncu.version} at {ncu.path} does not know chip {gpu.chip}",
+            "for roofprobe verify, install one that does and name it with --ncu",
+        )
+    else:
+        knows = f", knows {gpu.chip}" if gpu is not None and gpu.chip in ncu.chips else ""
+        yield ok("ncu", f"{ncu.version} at {ncu.path}{knows}")
+
+
+def _is_newer(cupti: str | None, driver: str | None) -> str | None:
+    """``major`` or ``minor`` where CUPTI is newer than what the driver supports."""
+    theirs = pair(driver)
+    ours = pair(cupti) or ((12, 0) if major(cupti) else None)
+    if ours is None or theirs is None or ours <= theirs:
+        return None
+    return "major" if ours[0] > theirs[0] else "minor"

@@ -1,0 +1,56 @@
+"""What several rules conclude from the same facts. Pure."""
+
+import re
+from dataclasses import dataclass
+
+from roofprobe import refusals
+from roofprobe.doctor.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Facts, and what several rules conclude from them."""
+
+    facts: Facts
+
+    @property
+    def wsl(self) -> bool:
+        """Under WSL, by the kernel's word or by CUPTI's."""
+        host, gpu = self.facts.host, self.facts.gpu
+        said = gpu is not None and gpu.support.get("wsl") == "unsupported"
+        return refusals.is_wsl(host.kernel, host.dxg) or refusals.WSL in self.codes or said
+
+    @property
+    def usable(self) -> bool:
+        """The driver answers, or a GPU was seen."""
+        return self.facts.software.cuda_driver is not None or bool(self.facts.gpus)
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """CUPTI's statuses for the selected GPU."""
+        test = self.facts.self_test
+        failures = [self.facts.gpu.failure if self.facts.gpu else None]
+        failures += [counted.failure for counted in test.counted] if test else []
+        return frozenset(f.code for f in failures if f is not None and f.code is not None)
+
+
+def pair(version: str | None) -> tuple[int, int] | None:
+    """The first two numbers of a version."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def major_of(version: str | None) -> int | None:
+    """The first number of a version."""
+    pair = pair(version)
+    return pair[0] if pair else None
+
+
+def major(version: str | None) -> int | None:
+    """CUDA's major version; CUPTI's older numbers ("API 26") are all CUDA 12's."""
+    return 12 if (version or "").startswith("API") else major_of(version)
+
+
+def count(number: int, what: str) -> str:
+    """``count(2, "GPU")`` is ``2 GPUs``."""
+    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,353 @@
+"""The HTML page of ``roofprobe report``: its words, its data and what it must not contain."""
+
+import base64
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from test_derive import COUNTERS, TF32, record
+from test_report import RESULTS, ROOFS, runs, whole
+
+from roofprobe import metrics, report
+from roofprobe.cli import main
+from roofprobe.page import html, meaning_of
+from roofprobe.page.chart import chart
+from roofprobe.record import CheckedCounter, CrossCheck, Environment, Measurement
+
+RESNET = RESULTS / "resnet18-b256/run.json"
+EVIL = "<script>alert(1)</script> & \"quotes\" 'n' {{ 7 * 7 }} <b>%{x}"
+
+# docs/design.md and FACTS of ResNet-18 at batch 64 on an H200: ncu 2025.3.1, app-range replay.
+CHECK = CrossCheck(
+    "ncu 2025.3.1.0",
+    "2026-11-30T05:00:00Z",
+    ("python", "train.py", "--name", "a b"),
+    (
+        CheckedCounter("dram__bytes_read.sum", 10.434e9, 10.422e9, "app-range", 0.01, True),
+        CheckedCounter("fadd.sum", 1.29477e9, 1.4e9, "kernel", 0.001, False),
+    ),
+    {"roofprobe": 1.13, "app-range replay": 14.5},
+    {"nvlrx__bytes.sum": "the device lacks it"},
+)
+
+
+class Page(HTMLParser):
+    """What a browser would find: text, attributes and scripts."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.words, self.attributes, self.scripts, self._open = [], [], [], ""
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self._open = tag
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._open = ""
+
+    def handle_data(self, data):
+        if self._open == "script":
+            self.scripts[-1] += data
+        elif self._open != "style":
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page(*records):
+    return Page(html([(each.name, each) for each in records]))
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    return Measurement.load(RESNET)
+
+
+@pytest.fixture(scope="module")
+def shown(resnet):
+    return page(resnet)
+
+
+def test_all_that_the_terminal_says_is_on_the_page(resnet, shown):
+    said = report.content(resnet)
+    assert said.title in shown.text
+    for row in said.rows:
+        assert " ".join(" ".join(row).split()) in shown.text
+    for line in (*said.verdict.sentences, *said.remarks, report.FOOTER):
+        assert line in shown.text
+    assert "Basis: datasheet ceilings" in shown.text
+
+
+def test_counters_clocks_environment_and_workload_are_on_the_page(shown):
+    for words in (
+        # tests/data/runs/resnet18-b256/run.json
+        "sm__ops_path_tensor_src_tf32_dst_fp32.sum tensor cores tf32, 1 FLOP each "
+        "2,766,122,516,480 cupti",
+        "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum CUDA cores fp32, 2 FLOP each "
+        "13,507,888,477 cupti",
+        "dram__bytes_read.sum DRAM read, bytes 48,332,573,696 cupti",
+        "SM 1.98 GHz (1.98 GHz to 1.98 GHz) memory 3.201 GHz readings 113 (nvml)",
+        "driver 580.159.04",
+        "memory 150.1 GB",
+        "cudnn_allow_tf32 True",
+        "command python3 -m roofprobe.train -a resnet18 --dummy",
+        "batch_size 256",
+        "passes 844.4 ms",
+        "TF32 tensor 494.7 TFLOP/s datasheet",
+    ):
+        assert words in shown.text
+
+
+def test_every_metric_of_the_table_has_a_meaning():
+    said = {row.name: meaning_of(row) for row in metrics.TABLE.values()}
+    assert all(said.values())
+    assert said["dram__sectors_read.sum"] == "DRAM read, sectors of 32 bytes"
+    assert "at most 4 FLOP" in said["smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"]
+
+
+def test_what_is_not_available_is_said_with_its_reason():
+    shown = page(
+        replace(
+            record({**COUNTERS, TF32: None}, unavailable={TF32: "the device lacks it"}),
+            notes={"kernels": "tracing was refused"},
+            warnings=("step times differ",),
+            complete=False,
+            steps_missing=3,
+        )
+    )
+    assert f"{TF32} tensor cores tf32, 1 FLOP each: the device lacks it n/a" in shown.text
+    assert f"tensor cores tf32 : {TF32}: the device lacks it" in shown.text
+    assert "kernels : tracing was refused" in shown.text
+    assert "Incomplete: 3 more steps were needed." in shown.text
+    assert "step times differ" in shown.text
+
+
+def test_a_record_of_nothing_makes_a_page():
+    nothing = whole(rounds=(), timing=None, roofs=())
+    shown = page(replace(nothing, environment=Environment("a CPU", "cpu")))
+    assert "Not in the picture: all FLOP:" in shown.text
+    assert "None is known" in shown.text
+    assert "clocks not read, or there is none" in shown.text
+
+
+def test_the_cross_check_is_on_the_page(resnet):
+    shown = page(replace(resnet, crosscheck=CHECK))
+    assert "DOES NOT AGREE with ncu 2025.3.1.0" in shown.text
+    assert "dram__bytes_read.sum 10.434 G 10.422 G 1.0012 1% agrees" in shown.text
+    assert "fadd.sum 1.2948 G 1.4 G 0.92484 0.1% DIFFERS" in shown.text
+    assert "not compared: nvlrx__bytes.sum: the device lacks it" in shown.text
+    assert "python train.py --name 'a b'" in shown.text
+    assert "app-range replay 14.5 s, roofprobe 1.13 s" in shown.text
+
+
+def test_nothing_is_loaded_from_anywhere(shown):
+    names = {(tag, name) for tag, name, _ in shown.attributes}
+    assert not {name for _, name in names} & {"src", "href", "srcset", "action", "data", "poster"}
+    assert not {tag for tag, _ in names} & {"link", "iframe", "object", "embed", "base", "img"}
+    (policy,) = [v for tag, n, v in shown.attributes if tag == "meta" and "default-src" in v]
+    assert policy.startswith("default-src 'none'; ")
+    assert not re.search(r"https?:|\*|unsafe-eval", policy)
+    data, plotly, own = shown.scripts
+    assert data.startswith("{")
+    for script in (plotly, own):
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "script-src 'unsafe" not in policy
+    style = re.search(r"<style>(.*?)</style>", html([("x", whole())]), re.DOTALL)
+    assert not re.search(r"url\(|@import", style[1])
+
+
+def test_what_a_user_wrote_stays_text(resnet):
+    check = replace(CHECK, tool=EVIL, left_out={EVIL: EVIL})
+    hostile = replace(
+        resnet,
+        name=EVIL,
+        warnings=(EVIL,),
+        notes={EVIL: EVIL},
+        workload={EVIL: EVIL},
+        metrics=(*resnet.metrics, EVIL),
+        unavailable={EVIL: EVIL},
+        environment=replace(resnet.environment, device_name=EVIL, command=(EVIL,)),
+        crosscheck=check,
+    )
+    for shown in (page(hostile), page(hostile, replace(hostile, name=EVIL + "2"))):
+        assert len(shown.scripts) == 3
+        assert not {tag for tag, _, _ in shown.attributes if tag == "b"}
+        assert shown.text.count(" ".join(EVIL.split())) >= 10
+        assert not [name for _, name, _ in shown.attributes if name.startswith("on")]
+
+
+def test_half_a_surrogate_pair_can_be_written(resnet, tmp_path):
+    from roofprobe.page import save
+
+    odd = replace(resnet, name="half \ud800")
+    path = save([(odd.name, odd)], tmp_path / "x.html")
+    assert "half ?" in path.read_text("utf-8")
+
+
+def test_the_same_record_gives_the_same_bytes():
+    code = (
+        "import hashlib, sys; from roofprobe.page import html;"
+        "from roofprobe.record import Measurement;"
+        "runs = [(p, Measurement.load(p)) for p in sys.argv[1:]];"
+        "print(hashlib.sha256(html(runs).encode()).hexdigest())"
+    )
+    files = [str(path) for path in runs("resnet18-b256", "alexnet-b256")]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, *files],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_the_chart_has_every_point_and_roof(resnet):
+    data = chart([("x", replace(resnet, roofs=ROOFS))])
+    found = {(roof["source"], roof["path"] or roof["level"]): roof for roof in data["roofs"]}
+    assert found["measured", "tensor_tf32"]["value"] == 398e12
+    assert found["datasheet", "dram"]["value"] == 4.8e12
+    assert found["measured", "l2"]["label"] == "L2 read 7 TB/s"
+    assert "uncertainty: 1% between repeats" in found["measured", "l2"]["hover"]
+    assert "uncertainty: none is stated" in found["datasheet", "dram"]["hover"]
+    # A path keeps its colour, whatever the source.
+    assert len({r["colour"] for r in data["roofs"] if r["path"] == "tensor_tf32"}) == 1
+
+    marks = {(mark["path"], mark["label"]): mark for mark in data["marks"]}
+    # 2.805e12 FLOP, 2.766e12 of them TF32, over 79.72 GB and 46.98 ms: see the run file.
+    assert marks[None, "DRAM"]["x"] == pytest.approx(35.19, rel=1e-3)
+    assert marks[None, "DRAM"]["y"] == pytest.approx(59.72e12, rel=1e-3)
+    tf32 = marks["tensor_tf32", "DRAM"]
+    assert tf32["x"] == pytest.approx(2766122516480 / (48332573696 + 31385917696))
+    assert tf32["y"] == pytest.approx(2766122516480 / 0.04697896, rel=1e-6)
+    assert tf32["hover"][:4] == [
+        "x, TF32 tensor only",
+        "intensity: 34.7 FLOP/byte of DRAM",
+        "attained: 58.88 TFLOP/s",
+        "source: cupti",
+    ]
+    assert tf32["hover"][4] == "uncertainty: rate 0.68% (largest minus smallest)"
+    assert tf32["reach"] == [1, pytest.approx(1.0034, abs=1e-4)]
+    assert marks[None, "study's formula"]["x"] == pytest.approx(0.494, rel=1e-3)
+    assert not any(mark["above"] for mark in marks.values())
+    low, high = data["x"]
+    bottom, top = data["y"]
+    assert all(low < m["x"] < high and bottom < m["y"] < top for m in marks.values())
+    assert all(bottom < roof["value"] < top for roof in data["roofs"] if roof["kind"] == "flop")
+    assert low < 66.9 / 4.8 < 494.7 / 4.8 < high
+
+
+def test_choices_are_those_that_the_run_has(resnet):
+    def options(data):
+        return {
+            choice["name"]: {o["value"]: not o["off"] for o in choice["options"]}
+            for choice in data["choices"]
+        }
+
+    measured = options(chart([("x", replace(resnet, roofs=ROOFS))]))
+    assert measured == {
+        "level": {"all": True, "dram": True, "l2": True, "l1": True},
+        "path": {"all": True, "tensor_tf32": True, "sass_fp32": True},
+        "source": {"all": True, "measured": True, "datasheet": True},
+    }
+    assert options(chart([("x", resnet)]))["source"]["measured"] is False
+    # Without TF32 one path did all the work: there is nothing to pick.
+    plain = Measurement.load(RESULTS / "resnet18-b256-no-tf32/run.json")
+    assert "path" not in options(chart([("x", plain)]))
+
+
+def test_a_point_above_its_path_s_roof_is_marked(resnet):
+    slow = tuple(replace(r, value=r.value / 10) if r.path == "tensor_tf32" else r for r in ROOFS)
+    run = replace(resnet, roofs=slow, environment=Environment("an unknown GPU", "cuda"))
+    marks = {(m["path"], m["level"]): m for m in chart([("x", run)])["marks"]}
+    # 58.88 TFLOP/s on TF32 under a roof of 39.8 are 1.48 times too many; the step as a whole has
+    # fp32's roof of 50.7.
+    assert marks["tensor_tf32", "dram"]["above"]
+    assert " ".join(marks["tensor_tf32", "dram"]["hover"]).count("1.48 times the highest roof") == 1
+    assert not marks["sass_fp32", "dram"]["above"]
+
+
+def test_several_runs_are_numbered_and_have_a_section_each():
+    one, two = (Measurement.load(path) for path in runs("resnet18-b256", "resnet18-b4"))
+    v100 = Environment("Tesla V100-SXM2-16GB", "cuda", "GV100", sm_count=80, memory_byte=16 * 2**30)
+    named = [("one", one), ("two", replace(two, environment=v100))]
+    data = chart(named)
+    assert data["runs"] == ["one", "two"]
+    assert {m["label"] for m in data["marks"] if m["series"].startswith("two")} == {"2"}
+    assert {roof["device"]: roof["colour"] for roof in data["roofs"]} == {
+        "H200": 0,
+        "V100-SXM2-16GB": 1,
+    }
+    assert [c["start"] for c in data["choices"]] == ["dram", "all", "all"]
+    shown = Page(html(named))
+    assert "1 one: resnet18 batch 256 on NVIDIA H200" in shown.text
+    assert "2 two: resnet18 batch 4 on Tesla V100" in shown.text
+    assert shown.text.count("Figures per step") == 2
+
+
+def test_report_command(tmp_path, capsys):
+    run = tmp_path / "run.json"
+    run.write_bytes(RESNET.read_bytes())
+    assert main(["report", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert said == report.text(Measurement.load(run)) + f"\npage: {tmp_path / 'report.html'}\n"
+    first = (tmp_path / "report.html").read_bytes()
+    assert main(["report", str(run)]) == 0  # over the earlier page
+    assert (tmp_path / "report.html").read_bytes() == first
+    other = str(RESULTS / "alexnet-b256/run.json")
+    target = tmp_path / "new" / "both.HTML"
+    assert main(["report", str(run), other, str(run), "--out", str(target)]) == 0
+    assert "2 runs on H200" in target.read_text("utf-8")
+    assert run.read_bytes() == RESNET.read_bytes()
+
+
+def test_report_overwrites_no_run(tmp_path, capsys):
+    run = tmp_path / "run.html"
+    run.write_bytes(RESNET.read_bytes())
+    for out, why in ((RESNET, "must end in .html"), (run, "that is the run to report on")):
+        assert main(["report", str(run), "--out", str(out)]) == 2
+        said = capsys.readouterr()
+        assert why in said.err and said.out == ""
+    assert run.read_bytes() == RESNET.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": "roofprobe.run", "version": 99}'])
+def test_a_broken_file_gives_one_sentence_and_no_page(tmp_path, capsys, content):
+    run = tmp_path / "run.json"
+    run.write_text(content)
+    assert main(["report", str(run)]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"roofprobe: error: {run}: ")
+    assert said.err.count("\n") == 1 and said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_other_verbs_load_neither_templates_nor_plotly():
+    code = (
+        "import sys, roofprobe.cli;"
+        "print([m for m in ('plotly', 'jinja2', 'roofprobe.page') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_page_s_own_files_are_in_the_package():
+    folder = Path(report.__file__).parent / "page"
+    assert {path.name for path in folder.iterdir()} >= {"page.html", "page.css", "page.js"}
