@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from typing import Any
 
 ARCH, BATCH = "resnet18", 64
@@ -52,7 +53,11 @@ def loop(kind: str) -> dict[str, Any]:
     from workloads import training_step
 
     import roofprobe
+    from roofprobe.counters import cupti
 
+    if kind != "plain":
+        # As roofprobe.train does: CUPTI starts while the CPU builds the model.
+        Thread(target=cupti.start_early, args=(0,), daemon=True).start()
     step = training_step(ARCH, BATCH)
     events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 

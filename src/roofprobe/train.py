@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -42,6 +43,13 @@ _PHASES: Final = {
     "timing": "timing, no counters attached",
     "kernels": "kernel records",
 }
+
+# AlexNet on one made-up batch at the usual rate of 0.1: from the step on at which its loss became
+# NaN, fadd counted 3.4% more (measured, H200, harness/results/h200/verify-alexnet-b64-diverged).
+_DIVERGED: Final = (
+    "the loss is no longer finite: kernels whose work depends on their data (max-pooling, for one) "
+    "then count otherwise than in training that converges; use a smaller --lr"
+)
 
 Say = Callable[[str], None]
 
@@ -178,6 +186,11 @@ def _run(args: argparse.Namespace) -> Path | None:
     if given is not None:
         _join(args, ranks, device)
     say = _say if ranks.rank == 0 else _silent
+    if device.type == "cuda" and args.backend != "analytic" and not external.requested():
+        from roofprobe.counters import cupti
+
+        # Beside building the model, which the CPU does alone.
+        Thread(target=cupti.start_early, args=(device.index,), daemon=True).start()
     imagenet.configure(options)
     saved = None
     try:
@@ -273,6 +286,7 @@ def _train_epoch(
         try:
             with region.step():
                 output = trainer.step(images, targets)
+            region.loss = output.loss
         except CountersBusyError as error:
             region.give_up(error)
         # Scores are computed and read here, outside the step: computing them is no part of
@@ -310,7 +324,8 @@ class _Region:
     Attributes:
         closed: True once it has ended; steps are then plain steps.
         over: True once it has ended and no other profiler waits for steps to look at.
-        tracing: True while kernels between the steps are recorded, too.
+        tracing: True while a step's kernels are recorded.
+        loss: Of the latest step, on the device.
     """
 
     def __init__(
@@ -324,6 +339,7 @@ class _Region:
     ) -> None:
         self.closed = False
         self.tracing = False
+        self.loss: torch.Tensor | None = None
         self._folder = folder
         self._say = say
         self._rank = ranks.rank
@@ -461,6 +477,11 @@ class _Region:
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
             self._bracketed = False
 
+    def _diverged(self) -> bool:
+        import torch
+
+        return self.loss is not None and not bool(torch.isfinite(self.loss))
+
     def _save(self, interrupted: bool) -> None:
         try:
             result = self._probe.result
@@ -468,6 +489,8 @@ class _Region:
             return
         if interrupted and (external.requested() or (result.timing is None and not result.rounds)):
             return
+        if not interrupted and self._diverged():
+            result = dataclasses.replace(result, warnings=(*result.warnings, _DIVERGED))
         self._result = result
         self._files.append(result.save(self._folder / "run.json"))
         if self._save_image:

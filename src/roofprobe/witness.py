@@ -94,6 +94,7 @@ class Comparison:
         verdict: ``agrees``; ``explained`` by one or more ``causes``; ``flag`` where nothing known
             explains the ratio; ``unknown`` without a ratio.
         causes: What would make this ratio, the likeliest first.
+        reason: Why there is no ratio; None where there is one.
     """
 
     quantity: Literal["FLOP", "byte"]
@@ -103,16 +104,14 @@ class Comparison:
     at_least: bool
     verdict: Verdict
     causes: tuple[str, ...] = ()
+    reason: str | None = None
 
     @property
     def sentence(self) -> str:
         """The comparison for people."""
         unit = "FLOP" if self.quantity == "FLOP" else "B"
         if self.ratio is None:
-            why = self.hardware.reason or (
-                "the model has no figure" if self.algorithmic is None else "the model counts none"
-            )
-            return f"No witness for {_plural(self.quantity)}: {why}."
+            return f"No witness for {_plural(self.quantity)}: {self.reason}."
         bound = "at most " if self.hardware.upper_bound else "at least " if self.at_least else ""
         said = (
             f"The hardware's {_plural(self.quantity)} ({self.hardware.source}) are {bound}"
@@ -152,11 +151,16 @@ def witness(hardware: Measurement, model: Measurement | Algorithmic) -> Witness:
         raise UsageError(
             f"{hardware.name!r} is itself a model (analytic): give a record that hardware counted"
         )
+    missing = "the model has no figure"
     if isinstance(model, Measurement):
         _check_same_work(hardware, model)
+        ours, theirs = (record.workload.get("amp") for record in (hardware, model))
         model = Algorithmic.of(model)
+        if ours != theirs:  # FLOP stay the same, and bytes do not
+            model = replace(model, byte=None)
+            missing = f"the hardware ran with amp {ours} and the model with {theirs}"
     derived = figures(hardware)
-    return Witness(_flop(hardware, derived, model), _byte(derived, model))
+    return Witness(_flop(hardware, derived, model), _byte(derived, model, missing))
 
 
 def _check_same_work(hardware: Measurement, model: Measurement) -> None:
@@ -182,7 +186,9 @@ def _flop(record: Measurement, derived: Figures, model: Algorithmic) -> Comparis
         counted = replace(counted, value=low)
     ratio = _ratio(counted.value, model.flop)
     if ratio is None or not model.flop:
-        return Comparison("FLOP", counted, model.flop, None, at_least, "unknown")
+        why = "the model has no figure" if model.flop is None else "the model counts none"
+        why = counted.reason if counted.value is None and counted.reason else why
+        return Comparison("FLOP", counted, model.flop, None, at_least, "unknown", reason=why)
     # Of an upper bound all between the exact part and the bound is possible.
     if _agrees(ratio, counted) or (counted.upper_bound and low < model.flop < ratio * model.flop):
         return Comparison("FLOP", counted, model.flop, ratio, at_least, "agrees")
@@ -235,13 +241,14 @@ def _less_flop(ratio: float, tensor: float, uncounted: bool, model: Algorithmic)
         yield "Winograd or FFT convolutions, which need fewer multiplications than the formula"
 
 
-def _byte(derived: Figures, model: Algorithmic) -> Comparison:
+def _byte(derived: Figures, model: Algorithmic, missing: str) -> Comparison:
     counted = derived.byte.get("dram") or Figure(
         None, derived.flop_total.source, reason="no DRAM counter was asked for"
     )
     ratio = _ratio(counted.value, model.byte)
     if ratio is None:
-        return Comparison("byte", counted, model.byte, None, False, "unknown")
+        why = counted.reason if counted.value is None and counted.reason else missing
+        return Comparison("byte", counted, model.byte, None, False, "unknown", reason=why)
     if _agrees(ratio, counted):
         return Comparison("byte", counted, model.byte, ratio, False, "agrees")
     causes: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ OPTIONS = (
     "--disable-component-update",
     "--disable-sync",
 )
-RESULTS = Path(__file__).parents[2] / "harness/results/h200"
+RESULTS = Path(__file__).parents[1] / "data/runs"
 # Of torch on an H200: GEMMs of 8192^3, copies of 8 GiB. L2's is made up.
 ROOFS = (
     MeasuredRoof("TF32 GEMM", "flop", 398e12, 0.01, "8192^3", "tensor_tf32", None),

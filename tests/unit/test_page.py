@@ -135,7 +135,7 @@ def test_what_is_not_available_is_said_with_its_reason():
 
 
 def test_a_record_of_nothing_makes_a_page():
-    nothing = whole(rounds=(), timing=None, roofs=())
+    nothing = whole(rounds=(), timing=None, clocks=None, roofs=())
     shown = page(replace(nothing, environment=Environment("a CPU", "cpu")))
     assert "Not in the picture: all FLOP:" in shown.text
     assert "None is known" in shown.text

@@ -81,6 +81,7 @@ class TestRealRuns:
             ("resnet18-b256-no-tf32", "resnet18", 256, 0.6956, "explained", "Winograd"),
             ("alexnet-b256", "alexnet", 256, 1.4668, "explained", "padding"),
             ("alexnet-b256-no-tf32", "alexnet", 256, 0.7042, "explained", "Winograd"),
+            ("resnet18-b256-bf16-cl", "resnet18", 256, 1.2865, "explained", "padding"),
         ],
     )
     def test_flop(self, name, arch, batch, ratio, verdict, cause):
@@ -100,11 +101,16 @@ class TestRealRuns:
     def test_bytes(self):
         found = witness(run("resnet18-b256"), model("resnet18", 256)).byte
         # 7.972e10 over 4.576e10
-        assert found.ratio == pytest.approx(1.742, rel=1e-3)
+        assert found.ratio == pytest.approx(1.742, rel=0.01)
         assert "read more than once" in found.sentence
         small = witness(run("resnet18-b4"), model("resnet18", 4)).byte
-        assert small.ratio == pytest.approx(0.775, rel=1e-3)
+        assert small.ratio == pytest.approx(0.775, rel=0.01)
         assert "stayed in a cache" in small.sentence
+
+    def test_bytes_of_another_precision_are_not_compared(self):
+        found = witness(run("resnet18-b256-bf16-cl"), model("resnet18", 256)).byte
+        assert found.verdict == "unknown"
+        assert found.reason == "the hardware ran with amp bf16 and the model with None"
 
     def test_sentences(self):
         flop, byte = witness(run("resnet18-b256"), model("resnet18", 256)).sentences

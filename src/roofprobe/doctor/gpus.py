@@ -23,6 +23,7 @@ _PERFMON_DRIVER: Final = 565
 
 
 def gpus(state: State) -> Iterator[Finding]:
+    """Every GPU, by what it is and whether it has a range profiler."""
     facts = state.facts
     if not facts.gpus:
         yield not_applicable("GPU", "there is none, or nothing lists it")
@@ -120,6 +121,7 @@ def _shares_memory(gpu: Gpu) -> bool:
 
 
 def permission(state: State) -> Iterator[Finding]:
+    """Whether this process may read counters: CUPTI's answer, else what the system says."""
     host, gpu = state.facts.host, state.facts.gpu
     if state.wsl:
         yield not_applicable("permission", "under WSL it is the platform that decides")
@@ -155,8 +157,8 @@ def _able(state: State) -> str | None:
     host = state.facts.host
     if "CAP_SYS_ADMIN" in host.capabilities:
         return "CAP_SYS_ADMIN"
-    major = major_of(host.driver)
-    if "CAP_PERFMON" in host.capabilities and major is not None and major >= _PERFMON_DRIVER:
+    branch = major_of(host.driver)
+    if "CAP_PERFMON" in host.capabilities and branch is not None and branch >= _PERFMON_DRIVER:
         return "CAP_PERFMON"
     return None
 
@@ -177,6 +179,7 @@ def configuration(state: State) -> Iterator[Finding]:
 
 
 def mig(state: State) -> Iterator[Finding]:
+    """Whether a MIG instance shares units, whose counters are then kept back."""
     instance = state.facts.gpu.instance if state.facts.gpu is not None else None
     if instance is None:
         yield not_applicable("MIG", "no MIG instance is selected")
@@ -193,6 +196,7 @@ def mig(state: State) -> Iterator[Finding]:
 
 
 def memory(state: State) -> Iterator[Finding]:
+    """Whether DRAM bytes can be counted and set against a bandwidth."""
     gpu = state.facts.gpu
     if gpu is None:
         return
@@ -212,6 +216,7 @@ def memory(state: State) -> Iterator[Finding]:
 
 
 def clocks(state: State) -> Iterator[Finding]:
+    """What the clocks can be."""
     gpu = state.facts.gpu
     if gpu is None or gpu.sm_clock_max is None:
         yield not_applicable("clocks", "nothing says what they are")

@@ -27,6 +27,7 @@ _MPS: Final = "nvidia-cuda-mps"
 
 
 def mps(state: State) -> Iterator[Finding]:
+    """Whether counts would be those of several processes."""
     host = state.facts.host
     stop = "echo quit | nvidia-cuda-mps-control, or run where no MPS server is"
     if any(name.startswith(_MPS) for name in host.processes):
@@ -47,6 +48,7 @@ def mps(state: State) -> Iterator[Finding]:
 
 
 def other_profilers(state: State) -> Iterator[Finding]:
+    """Who else reads counters on this machine."""
     host = state.facts.host
     running = [name for name in host.processes if name in _DCGM]
     profilers = [name for name in host.processes if name in _PROFILERS]
@@ -90,6 +92,7 @@ def other_profilers(state: State) -> Iterator[Finding]:
 
 
 def injected(state: State) -> Iterator[Finding]:
+    """Which tool has been put into this process."""
     environment = state.facts.host.environment
     tools = sorted({tool for name, tool in _INJECTED.items() if name in environment})
     injected = environment.get("CUDA_INJECTION64_PATH")

@@ -16,6 +16,7 @@ _ANALYTIC: Final = (
 
 
 def platform(state: State) -> Iterator[Finding]:
+    """Whether the platform offers counters at all; comes before any talk of permission."""
     gpu = state.facts.gpu
     if not state.wsl:
         yield ok("platform", "not under WSL")
@@ -28,6 +29,7 @@ def platform(state: State) -> Iterator[Finding]:
 
 
 def probe(state: State) -> Iterator[Finding]:
+    """Whether the driver lets itself be asked."""
     failure = state.facts.probe_failure
     if failure is not None:
         yield fail(
@@ -39,6 +41,7 @@ def probe(state: State) -> Iterator[Finding]:
 
 
 def driver(state: State) -> Iterator[Finding]:
+    """Whether there is a driver, and which."""
     host, software = state.facts.host, state.facts.software
     if software.cuda_driver is not None:
         version = host.driver or "of unknown version"
@@ -64,6 +67,7 @@ def driver(state: State) -> Iterator[Finding]:
 
 
 def torch(state: State) -> Iterator[Finding]:
+    """Whether PyTorch works and sees a GPU."""
     software = state.facts.software
     if software.torch_failure is not None:
         yield fail(
@@ -97,6 +101,7 @@ def torch(state: State) -> Iterator[Finding]:
 
 
 def cupti(state: State) -> Iterator[Finding]:
+    """Whether there is one libcupti, of a version that fits, and the real libcuda."""
     host, software = state.facts.host, state.facts.software
     loaded = software.loaded_cupti
     if len(loaded) > 1:
@@ -152,6 +157,7 @@ def cupti(state: State) -> Iterator[Finding]:
 
 
 def kernel_records(state: State) -> Iterator[Finding]:
+    """Whether kernels can be traced."""
     software = state.facts.software
     version = software.cupti_python
     ours = major(software.cupti_version)
@@ -173,18 +179,19 @@ def kernel_records(state: State) -> Iterator[Finding]:
 
 
 def ncu(state: State) -> Iterator[Finding]:
-    ncu, gpu = state.facts.software.ncu, state.facts.gpu
-    if ncu is None:
+    """Whether ``roofprobe verify`` can work."""
+    tool, gpu = state.facts.software.ncu, state.facts.gpu
+    if tool is None:
         yield not_applicable("ncu", "not installed; only roofprobe verify needs it")
-    elif gpu is not None and gpu.chip is not None and ncu.chips and gpu.chip not in ncu.chips:
+    elif gpu is not None and gpu.chip is not None and tool.chips and gpu.chip not in tool.chips:
         yield warn(
             "ncu",
-            f"{ncu.version} at {ncu.path} does not know chip {gpu.chip}",
+            f"{tool.version} at {tool.path} does not know chip {gpu.chip}",
             "for roofprobe verify, install one that does and name it with --ncu",
         )
     else:
-        knows = f", knows {gpu.chip}" if gpu is not None and gpu.chip in ncu.chips else ""
-        yield ok("ncu", f"{ncu.version} at {ncu.path}{knows}")
+        knows = f", knows {gpu.chip}" if gpu is not None and gpu.chip in tool.chips else ""
+        yield ok("ncu", f"{tool.version} at {tool.path}{knows}")
 
 
 def _is_newer(cupti: str | None, driver: str | None) -> str | None:

@@ -42,8 +42,8 @@ def pair(version: str | None) -> tuple[int, int] | None:
 
 def major_of(version: str | None) -> int | None:
     """The first number of a version."""
-    pair = pair(version)
-    return pair[0] if pair else None
+    found = pair(version)
+    return found[0] if found else None
 
 
 def major(version: str | None) -> int | None:
