@@ -70,7 +70,10 @@ def _lines(check: CrossCheck) -> Iterator[str]:
         yield f"{named}: {reason}"
     for what, why in check.left_out.items():
         yield f"not compared: {what}: {why}"
-    price = ", ".join(f"{run} {seconds(time)}" for run, time in check.duration.items())
+    ours_first = sorted(
+        check.duration.items(), key=lambda item: not item[0].startswith("roofprobe")
+    )
+    price = ", ".join(f"{run} {seconds(time)}" for run, time in ours_first)
     yield f"price: {price}"
     yield f"{summary(check)}."
 

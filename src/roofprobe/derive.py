@@ -32,6 +32,7 @@ class Figure:
         spread: Largest minus smallest over the mean between rounds or steps; None for one.
         reason: Why there is no value, or what limits it.
         upper_bound: True where the value is the most that it can be.
+        error: Relative error that the source is known to have, a fraction; None for a counter.
     """
 
     value: float | None
@@ -39,6 +40,7 @@ class Figure:
     spread: float | None = None
     reason: str | None = None
     upper_bound: bool = False
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Figures:
     Attributes:
         flop: By path (``sass_fp32``, ``tensor_tf32``, ...).
         flop_total: All floating-point paths whose weight is exact; integer operations and the
-            fp16 upper bound stay outside.
+            fp16 upper bound stay outside. Of GPM, whose CUDA-core figures are all bounds, the
+            bound of them all.
         byte: ``dram_read``, ``dram_write``, ``dram``, ``l2``, ``l1``.
         intensity: Total FLOP over bytes, by level.
         step_time: Unprofiled step, s.
@@ -109,7 +112,9 @@ def figures(record: Measurement) -> Figures:
     counted = [
         row
         for row in rows
-        if row.kind == "flop" and row.path != "study_fp16" and not row.upper_bound
+        if row.kind == "flop"
+        and row.path != "study_fp16"
+        and (not row.upper_bound or record.source == "gpm")
     ]
     total = _total(record, counted)
     byte = _bytes(record, rows)
@@ -157,7 +162,9 @@ def _fma_share(record: Measurement) -> Figure:
 def _total(record: Measurement, counted: Sequence[Metric]) -> Figure:
     """Sum over paths; None where the chip has a path that this run did not count."""
     asked = {row.path for row in counted}
-    missing = [path for path in metrics.flop_paths(record.environment.chip) if path not in asked]
+    # A model has paths of its own, and GPM cannot see all of a chip's (fp8 is withheld as others).
+    chip = record.environment.chip if record.source not in ("analytic", "gpm") else None
+    missing = [path for path in metrics.flop_paths(chip) if path not in asked]
     if missing:
         names = ", ".join(missing)
         reason = f"this run did not count {names}; the set {metrics.DEFAULT_SET} does"
@@ -254,7 +261,9 @@ def _summed(record: Measurement, rows: Iterable[Metric]) -> Figure:
     spread = None
     if len(per_round) > 1:
         spread = (max(per_round) - min(per_round)) / mean if mean else 0.0
-    return Figure(mean, source, spread, upper_bound=any(row.upper_bound for row in chosen))
+    bound = any(row.upper_bound for row in chosen)
+    error = max(row.error for row in chosen) or None
+    return Figure(mean, source, spread, upper_bound=bound, error=error)
 
 
 def _ratio(top: Figure, bottom: Figure) -> Figure:
@@ -266,4 +275,11 @@ def _ratio(top: Figure, bottom: Figure) -> Figure:
         return Figure(None, top.source, reason="divided by a measured 0")
     # Independent relative spreads add at most linearly.
     spreads = [part.spread for part in (top, bottom) if part.spread is not None]
-    return Figure(top.value / bottom.value, top.source, sum(spreads) if spreads else None)
+    errors = [part.error for part in (top, bottom) if part.error is not None]
+    return Figure(
+        top.value / bottom.value,
+        top.source,
+        sum(spreads) if spreads else None,
+        upper_bound=top.upper_bound,
+        error=sum(errors) if errors else None,
+    )

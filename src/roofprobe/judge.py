@@ -340,7 +340,7 @@ def _compute(
     ceiling = next(iter(best.values())) if len(kept) == 1 else _mix(peak, kept, best, least)
     spreads = [roof.spread for roof in best.values() if roof.spread is not None]
     use = _use(ceiling, least, step, total.spread, max(spreads, default=None))
-    yield replace(use, at_least=total.value is None)
+    yield replace(use, at_least=total.value is None or total.upper_bound)
 
 
 def _mix(

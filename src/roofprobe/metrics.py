@@ -42,6 +42,7 @@ class Metric:
         level: Memory level for kinds ``byte`` and ``sector``.
         direction: ``read`` or ``write`` where the counter tells them apart.
         upper_bound: True where the weight is the largest possible and not the exact one.
+        error: Relative error that the value is known to have, a fraction; 0 for a counter.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Metric:
     level: Level | None = None
     direction: Literal["read", "write"] | None = None
     upper_bound: bool = False
+    error: float = 0.0
 
     @property
     def instrumented(self) -> bool:
@@ -251,6 +253,21 @@ ANALYTIC: Final[tuple[Metric, ...]] = (
     Metric(f"{ANALYTIC_PREFIX}bytes_write.sum", "byte", level="dram", direction="write"),
 )
 
+# The GPM backend's, likewise. Errors are the largest differences from CUPTI's counters that
+# tests/gpu/test_gpm.py accepts. An active CUDA-core pipe does no more than its datasheet's FLOP.
+GPM_PREFIX: Final = "gpm__"
+GPM: Final[tuple[Metric, ...]] = (
+    *(
+        Metric(f"{GPM_PREFIX}flop_tensor_{p}.sum", "flop", path=f"tensor_{p}", error=0.05)
+        for p in ("fp16", "bf16", "tf32", "fp64")
+    ),
+    *(
+        Metric(f"{GPM_PREFIX}flop_{p}.sum", "flop", path=f"sass_{p}", upper_bound=True, error=0.05)
+        for p in ("fp16", "fp32", "fp64")
+    ),
+    Metric(f"{GPM_PREFIX}bytes_dram.sum", "byte", level="dram", error=0.05),
+)
+
 
 def family_of(chip: str) -> Family:
     """The family of a CUPTI chip name; raises UnknownMetricError for a chip not in the table."""
@@ -348,6 +365,7 @@ def with_coverage(names: Sequence[str]) -> list[str]:
 def _table() -> dict[str, Metric]:
     rows: list[Metric] = [
         *ANALYTIC,
+        *GPM,
         _L2,
         _L1,
         _TIME,

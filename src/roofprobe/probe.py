@@ -20,7 +20,15 @@ import torch
 
 from roofprobe import activity, ceilings, coverage, environment, metrics
 from roofprobe.counters import CounterBackend, Plan, RoundCounters, external
-from roofprobe.errors import CuptiError, MeasurementActiveError, RoofprobeError, UsageError
+from roofprobe.errors import (
+    CounterPermissionError,
+    CuptiError,
+    HardwareBusyError,
+    MeasurementActiveError,
+    RoofprobeError,
+    UnsupportedDeviceError,
+    UsageError,
+)
 from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
 from roofprobe.timing import step_timer
 
@@ -30,6 +38,10 @@ Phase = Literal["warmup", "plan", "timing", "pass", "kernels", "done"]
 
 # Traced steps; their kernel times are averaged. Two show a step that is not like the others.
 _TRACED_STEPS: Final = 2
+
+# What makes the next backend's figures better than none. Not a second CUPTI client in this process
+# (nsys, ncu): there it is the other tool's measurement, and this one is in its way.
+_REFUSED: Final = (CounterPermissionError, HardwareBusyError, UnsupportedDeviceError)
 
 _active = threading.Lock()  # held by the one measurement that may run in a process
 
@@ -58,7 +70,7 @@ class Probe:
     def __init__(
         self,
         name: str,
-        backend: CounterBackend,
+        backends: Sequence[CounterBackend],
         device: torch.device,
         *,
         request: str | Iterable[str],
@@ -72,7 +84,7 @@ class Probe:
     ) -> None:
         self.name = name
         self.done = False
-        self._backend = backend
+        self._backend, *self._others = backends
         self._device = device
         self._request = request
         self._levels = levels
@@ -96,7 +108,7 @@ class Probe:
         self._warnings: list[str] = []
         self._result: Measurement | None = None
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="roofprobe-prepare")
-        self._prepared: Future[Plan] = self._preparer.submit(self._prepare)
+        self._prepared: Future[Plan] = self._preparer.submit(self._prepare_any)
         self._script = self._run()
         next(self._script)
 
@@ -134,9 +146,8 @@ class Probe:
 
     @property
     def steps_needed(self) -> int:
-        """Steps that the whole measurement takes. Waits for the plan."""
-        counted = self._prepared.result().passes * self._round_count
-        return self._warmup + self._timed + counted + self._traced
+        """Steps that the whole measurement takes, or probably takes. Waits for the plan."""
+        return self._warmup + self._timed + self._counted_steps(self._plan()) + self._traced
 
     @property
     def result(self) -> Measurement:
@@ -163,7 +174,7 @@ class Probe:
                 f"{self.name!r} has no counter data to save: backend {self._backend.source} "
                 f"completed {len(images)} rounds with CUPTI"
             )
-        plan = self._prepared.result()
+        plan = self._plan()
         return CounterFile(self._backend.chip, plan.metrics, plan.passes, tuple(images)).save(path)
 
     # -- The order of things --------------------------------------------------------------
@@ -174,9 +185,9 @@ class Probe:
             yield
             self._report("warmup", index + 1, self._warmup)
             yield
-        plan = self._await_plan()
+        self._await_plan()
         yield from self._time_steps()
-        yield from self._count_steps(plan)
+        yield from self._count_steps()
         if self._traced:
             yield from self._trace_steps()
         self._report("done", 1, 1)
@@ -193,24 +204,26 @@ class Probe:
             self._timing = timer.result()
         self._clocks = clocks[0] if clocks else None
 
-    def _count_steps(self, plan: Plan) -> Generator[None, None, None]:
-        total = plan.passes * self._round_count
+    def _count_steps(self) -> Generator[None, None, None]:
         started = time.perf_counter()
+        steps = 0
         try:
-            self._backend.open()
+            self._open_any()
             self._overhead["open"] = time.perf_counter() - started
+            plan = self._plan()
+            total = self._counted_steps(plan)
             for _ in range(self._round_count):
                 durations: list[float] = []
                 submitted = False
                 while not submitted:
-                    if len(durations) == plan.passes:
+                    if len(durations) == plan.passes and not plan.window:
                         raise CuptiError(
                             f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
                             "more: measure again, with fewer metrics if it persists"
                         )
                     yield
-                    index = len(self._collected) * plan.passes + len(durations) + 1
-                    self._report("pass", index, total)
+                    steps += 1
+                    self._report("pass", steps, max(steps, total))
                     started = time.perf_counter()
                     self._backend.begin_pass()
                     self._profiler_seen |= torch._C._autograd._profiler_enabled()
@@ -226,7 +239,7 @@ class Probe:
             self._add_overhead("close", time.perf_counter() - started)
         if self._timing is not None:
             counted = sum(sum(durations) for _, durations in self._collected)
-            self._overhead["passes"] = counted - total * self._timing.median
+            self._overhead["passes"] = counted - steps * self._timing.median
 
     def _trace_steps(self) -> Generator[None, None, None]:
         tracer = activity.KernelTracer(self._synchronize)
@@ -271,6 +284,40 @@ class Probe:
 
     # -- Preparing ------------------------------------------------------------------------
 
+    def _prepare_any(self) -> Plan:
+        """The plan of the first backend that is not refused."""
+        while True:
+            try:
+                return self._prepare()
+            except _REFUSED as error:
+                self._fall_back(error)
+
+    def _open_any(self) -> None:
+        """Opens the backend, or the next where a session is refused."""
+        while True:
+            try:
+                return self._backend.open()
+            except _REFUSED as error:
+                self._backend.close()
+                self._fall_back(error)
+                self._prepared = self._preparer.submit(self._prepare_any)
+                self._prepared.result()
+
+    def _fall_back(self, error: CuptiError) -> None:
+        if not self._others:
+            raise error
+        refused, self._backend = self._backend.source, self._others.pop(0)
+        self._warnings.append(
+            f"{refused} was refused, so {self._backend.source} takes its place: {error}"
+        )
+
+    def _plan(self) -> Plan:
+        return self._prepared.result()
+
+    def _counted_steps(self, plan: Plan) -> int:
+        step = self._timing.median if self._timing is not None else None
+        return plan.expected(step) * self._round_count
+
     def _prepare(self) -> Plan:
         """Runs on a thread beside the warm-up: CUPTI's first start takes half a second."""
         started = time.perf_counter()
@@ -281,22 +328,21 @@ class Probe:
         self._overhead["prepare (beside warm-up)"] = time.perf_counter() - started
         return plan
 
-    def _await_plan(self) -> Plan:
+    def _await_plan(self) -> None:
         started = time.perf_counter()
-        plan = self._prepared.result()
+        plan = self._plan()
         self._overhead["wait for plan"] = time.perf_counter() - started
         rounds = f" x {self._round_count} rounds" if self._round_count > 1 else ""
         parts = [
             f"{self._warmup} warm-up",
             f"{self._timed} timed",
-            f"{plan.passes * self._round_count} with counters "
+            f"{'at least ' if plan.window else ''}{self._counted_steps(plan)} with counters "
             f"({len(plan.metrics)} metrics in {plan.passes} passes{rounds})",
         ]
         if self._traced:
             parts.append(f"{self._traced} with kernel records")
         message = f"{self.steps_needed} steps: {', '.join(parts)}"
         self._report("plan", 0, self.steps_needed, message)
-        return plan
 
     # -- Helpers --------------------------------------------------------------------------
 
@@ -322,7 +368,7 @@ class Probe:
         """Releases everything and builds the record from what there is."""
         self._abandon()
         try:
-            plan = self._prepared.result()
+            plan = self._plan()
             missing = 0 if self._complete else self.steps_needed - self._steps_run
         finally:
             self._preparer.shutdown()
@@ -394,7 +440,7 @@ def measure(
     rounds: int = 1,
     kernels: bool = True,
     device: torch.device | str | int | None = None,
-    backend: Literal["auto", "cupti", "analytic"] | CounterBackend = "auto",
+    backend: Literal["auto", "cupti", "gpm", "analytic"] | CounterBackend = "auto",
     workload: Mapping[str, Scalar] | None = None,
     progress: ProgressCallback | None = None,
 ) -> Iterator[Probe]:
@@ -412,8 +458,9 @@ def measure(
         rounds: How often to repeat the whole set of passes.
         kernels: Trace kernels on two further steps.
         device: The CUDA device (or the CPU); the current CUDA device by default.
-        backend: ``auto`` (``cupti`` on a CUDA device, else ``analytic``), one of the two, or a
-            backend of your own.
+        backend: ``auto`` (on a CUDA device ``cupti``, or ``gpm`` where that is refused, or
+            ``analytic`` where that is too; else ``analytic``), one of the three, or a backend of
+            your own.
         workload: Facts to keep in the record.
         progress: Called at every step with a ``Progress``.
 
@@ -433,7 +480,7 @@ def measure(
     try:
         probe = Probe(
             name,
-            _backend(backend, chosen),
+            _backends(backend, chosen),
             chosen,
             request=metrics,
             levels=levels,
@@ -485,27 +532,35 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     return chosen
 
 
-def _backend(choice: str | CounterBackend, device: torch.device) -> CounterBackend:
+def _backends(choice: str | CounterBackend, device: torch.device) -> Sequence[CounterBackend]:
+    """What to count with; the later ones where an earlier one is refused."""
     if not isinstance(choice, str):
-        return choice
-    if choice == "auto":
-        choice = "cupti" if device.type == "cuda" else "analytic"
+        return [choice]
+    if choice != "auto":
+        return [_backend(choice, device)]
+    names = ("cupti", "gpm", "analytic") if device.type == "cuda" else ("analytic",)
+    return [_backend(name, device) for name in names]
+
+
+def _backend(choice: str, device: torch.device) -> CounterBackend:
     if choice == "analytic":
         from roofprobe.counters.analytic import AnalyticBackend
 
         return AnalyticBackend()
     if choice == "cupti" and external.requested():
         return external.ExternalBackend(lambda: torch.cuda.synchronize(device))
-    if choice == "cupti":
+    if choice in ("cupti", "gpm"):
         if device.type != "cuda":
             raise UsageError(
-                f"backend cupti was asked for on device {device}: it reads the counters of a "
+                f"backend {choice} was asked for on device {device}: it reads the counters of a "
                 "CUDA device; use backend analytic here"
             )
         from roofprobe.counters.cupti import CuptiBackend
+        from roofprobe.counters.gpm import GpmBackend
 
-        return CuptiBackend(device.index, lambda: torch.cuda.synchronize(device))
-    raise UsageError(f"no backend is called {choice!r}; there are auto, cupti and analytic")
+        kind = CuptiBackend if choice == "cupti" else GpmBackend
+        return kind(device.index, lambda: torch.cuda.synchronize(device))
+    raise UsageError(f"no backend is called {choice!r}; there are auto, cupti, gpm and analytic")
 
 
 def _profiler_warms_up() -> bool:

@@ -383,6 +383,8 @@ def _row(label: str, figure: Figure, unit: str) -> Row:
         value = f"{number(figure.value)} {unit}" if figure.value is not None else "n/a"
     else:
         value = si(figure.value, unit)
+    if figure.error is not None and figure.value is not None:
+        value = f"{value} ±{percent(figure.error, 2)}"
     if figure.upper_bound and figure.value is not None:
         value = f"<= {value}"
     return Row(label, value, _spread(figure.spread), figure.source)

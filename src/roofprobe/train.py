@@ -43,6 +43,7 @@ _PHASES: Final = {
     "timing": "timing, no counters attached",
     "kernels": "kernel records",
 }
+_LINES: Final = 50  # passes that are told one by one
 
 # AlexNet on one made-up batch at the usual rate of 0.1: from the step on at which its loss became
 # NaN, fadd counted 3.4% more (measured, H200, harness/results/h200/verify-alexnet-b64-diverged).
@@ -146,8 +147,9 @@ def _parser() -> argparse.ArgumentParser:
         help="in convolutions and matrix products, on a GPU (as PyTorch has it)")
     add("--channels-last", action="store_true", help="memory layout NHWC")
     add("--compile", action="store_true", help="torch.compile the model")
-    add("--backend", choices=("auto", "cupti", "analytic"), default="auto",
-        help="hardware counters or a model of them (cupti where there is a GPU)")
+    add("--backend", choices=("auto", "cupti", "gpm", "analytic"), default="auto",
+        help="hardware counters (cupti), NVML's utilisations (gpm) or a model of the step; auto "
+        "takes the first of them that this machine allows")
     add("--out", type=Path, metavar="DIR", help="for results (runs/ARCH-bBATCH-TIME)")
     add("--verify-ncu", action="store_true",
         help="run it all again under Nsight Compute and compare the counters (minutes)")
@@ -443,6 +445,9 @@ class _Region:
             self._bracket()
             self._say(f"=> {event.message}")
         elif event.phase == "pass":
+            # NVML GPM takes hundreds of steps; a line for each would bury the rest.
+            if event.total > _LINES and event.index not in (1, event.total):
+                return
             self._say(f"=> pass {event.index} of {event.total}")
         elif event.phase in _PHASES and event.index == 1:
             steps = "1 step" if event.total == 1 else f"{event.total} steps"
@@ -549,8 +554,10 @@ def _options(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -
             raise UsageError("--amp fp16 needs a GPU, because loss scaling does: use --amp bf16")
         if args.verify_ncu:
             raise UsageError("--verify-ncu needs an NVIDIA GPU: there are no counters to compare")
-        if args.backend == "cupti":
-            raise UsageError("--backend cupti needs an NVIDIA GPU: use --backend analytic")
+        if args.backend in ("cupti", "gpm"):
+            raise UsageError(
+                f"--backend {args.backend} needs an NVIDIA GPU: use --backend analytic"
+            )
     share, rest = divmod(args.batch_size, ranks.local_world)
     if rest or not share:
         raise UsageError(

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -333,10 +334,8 @@ def _watched(arguments: Sequence[str], log: Path, output: Path, stall: float) ->
         try:
             seen, since = (0, 0), time.monotonic()
             while True:
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     return process.wait(_HALF_A_SECOND)
-                except subprocess.TimeoutExpired:
-                    pass
                 sizes = (log.stat().st_size if log.exists() else 0, output.stat().st_size)
                 if sizes != seen:
                     seen, since = sizes, time.monotonic()
@@ -345,20 +344,18 @@ def _watched(arguments: Sequence[str], log: Path, output: Path, stall: float) ->
                         f"ncu and the program printed nothing for {stall:.0f} s and were stopped: "
                         f"a program that waits for others (nccl) hangs under replay{_last(log)}"
                     )
-        finally:
+        except BaseException:
             _stop(process)
+            raise
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and everything that it started."""
+    """Ends a process and everything that it started, which may outlive it."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def _failure(status: int, log: Path, output: Path) -> str:

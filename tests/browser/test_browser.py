@@ -49,6 +49,13 @@ DRAWN = """() => {
       { name: t.name, level, x: t.x[i], y: t.y[i], shown: t.marker.opacity[i], text: t.text[i] }))),
   };
 }"""
+# Ticks whose names run into the next one's, and axes with fewer than two names.
+OVERLAPS = """() => ["x", "y"].map((axis) => {
+  const [low, high] = axis === "x" ? ["left", "right"] : ["top", "bottom"];
+  const names = [...document.querySelectorAll(`.${axis}tick text`)]
+    .map((name) => name.getBoundingClientRect()).sort((a, b) => a[low] - b[low]);
+  return names.filter((box, i) => i && names[i - 1][high] > box[low]).length + (names.length < 2);
+}).reduce((a, b) => a + b)"""
 # Where on the screen something is: the vertex of a roof, or a point of the whole step.
 PLACE = """([level, roof]) => {
   const box = document.getElementById("roofline");
@@ -240,8 +247,10 @@ def test_a_zoom_can_be_undone_and_names_follow(opened, resnet):
       .map((a) => [a.text, a.x, a.y])"""
     before = page.evaluate(names)
     assert len(before) == 8
-    page.evaluate("() => Plotly.relayout('roofline', {'xaxis.range': [0, 1]})")
+    assert page.evaluate(OVERLAPS) == 0
+    page.evaluate("() => Plotly.relayout('roofline', {'xaxis.range': [0, 2.5]})")
     page.wait_for_function(f"(b) => JSON.stringify(({names})()) !== JSON.stringify(b)", arg=before)
+    assert page.evaluate(OVERLAPS) == 0
     pick(page, "level", "dram")
     pick(page, "level", "all")
     assert page.evaluate(names) == before
@@ -251,6 +260,7 @@ def test_a_zoom_can_be_undone_and_names_follow(opened, resnet):
 def test_the_page_fits_its_width(opened, resnet, width):
     page = opened(("x", resnet), width=width)
     assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    assert page.evaluate(OVERLAPS) == 0
     for table in page.locator(".wide").all():
         assert table.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
     page.set_viewport_size({"width": 700, "height": 900})

@@ -1,5 +1,6 @@
 """Where counts come from. Each backend is one module; none but ``cupti`` imports ``_native``."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,13 +12,19 @@ class Plan:
 
     Attributes:
         metrics: Metrics that will be counted.
-        passes: Steps that one round takes.
+        passes: Steps that one round takes; the least number where ``window`` is above 0.
         unavailable: Metrics that were asked for and cannot be counted here, with the reason.
+        window: Seconds that the steps of a round fill at least; ``end_pass`` says when.
     """
 
     metrics: tuple[str, ...]
     passes: int
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    window: float = 0.0
+
+    def expected(self, step: float | None) -> int:
+        """Steps that one round probably takes, where a step takes so many seconds."""
+        return max(self.passes, math.ceil(self.window / step) if step else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,9 +127,11 @@
       font: { color: colour(`c${roof.colour}`), size: 12 },
     });
     const turn = Math.atan(up / across);
-    const slanted = roofs.filter((roof) => roof.kind === "byte").map((roof) => {
-      // What was measured lies below the datasheet's roof, and so does its name.
-      const off = roof.source === "measured" ? -10 : 10;
+    const memory = roofs.filter((roof) => roof.kind === "byte");
+    const lowest = Math.min(...memory.map((roof) => roof.value));
+    const slanted = memory.map((roof) => {
+      // DRAM's two roofs are close, with nothing below them: there is room on their outer sides.
+      const off = memory.length > 1 && roof.value === lowest ? -10 : 10;
       const half = 4 * roof.label.length; // pixels
       const x = Math.max(x0, y0 - Math.log10(roof.value)) + (half * Math.cos(turn)) / across;
       return {
