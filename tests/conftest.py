@@ -9,6 +9,8 @@ import pytest
 NO_GPU = "needs an NVIDIA GPU"
 EXPECTED_SKIPS = {
     NO_GPU,
+    "needs ncu",
+    "needs two GPUs",
     "needs a machine without an NVIDIA driver",
     "needs the shared cases beside the checkout",
     "needs the shared V100 logs beside the checkout",

@@ -577,14 +577,19 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         paragraphs.append(f"Ridges (dots), FLOP/byte: {listed}.")
     for source, dashes in _DASH_NAMES.items():
         own = [c for c in roofline.ceilings if c.source == source]
-        # A sheet is a device's, a measured roof has its own method.
+        if not own:
+            continue
+        if source == "measured":
+            # How each was measured would fill the picture; the run file and the report have it.
+            paragraphs.append(f"Measured roofs ({dashes}): on this device, see the run for how.")
+            continue
+        # A sheet is a device's.
         of = [c.device if source == "datasheet" and c.device else _owned(c) for c in own]
         details = list(
             dict.fromkeys((n, c.detail) for n, c in zip(of, own, strict=True) if c.detail)
         )
-        if own:
-            said = f": {_by_last(details, brief=True)}" if details else "."
-            paragraphs.append(f"{source.capitalize()} roofs ({dashes}){said}")
+        said = f": {_by_last(details, brief=True)}" if details else "."
+        paragraphs.append(f"{source.capitalize()} roofs ({dashes}){said}")
     return [line for text in paragraphs for line in _wrap(text, _CAPTION, width)]
 
 
