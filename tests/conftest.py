@@ -10,6 +10,7 @@ NO_GPU = "needs an NVIDIA GPU"
 EXPECTED_SKIPS = {
     NO_GPU,
     "needs ncu",
+    "needs Chromium and Playwright",
     "needs two GPUs",
     "needs a machine without an NVIDIA driver",
     "needs the shared cases beside the checkout",

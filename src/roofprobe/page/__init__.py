@@ -63,7 +63,7 @@ def html(runs: Sequence[tuple[str, Measurement]]) -> str:
         *((here / name).read_text("utf-8") for name in ("page.js", "page.css", "page.html")),
     )
     environment = jinja2.Environment(
-        autoescape=False, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template).render(
         chart=chart(runs),
