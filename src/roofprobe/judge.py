@@ -548,8 +548,8 @@ def _basis_sentence(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -
     measured = [c for c in ceilings if c.source == "measured"]
     if not measured:
         return (
-            "Judged by the datasheet's dense peaks; no ceiling was measured on this device, and "
-            "datasheets give none of L2 and L1."
+            "Judged by the datasheet's dense peaks, and datasheets give none of L2 and L1: run "
+            "roofprobe ceilings once on this device, and later runs are judged by what it reaches."
         )
     have = {c.path or c.level for c in measured}
     peaks = _peaks(ceilings)

@@ -956,6 +956,15 @@ def test_names_of_workloads(tmp_path):
     assert workload([tmp_path / "run" / "a.csv", tmp_path / "b.csv"]) == "a.csv ..."
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_import(tmp_path, capsys):
+    # The log does not exist: that would be the complaint of an import that had begun.
+    code = main(["import-ncu", str(tmp_path / "none.csv"), "--plot", "x.bmp"])
+    assert code == 2
+    message = capsys.readouterr().err
+    assert "bmp" in message
+    assert "none.csv" not in message
+
+
 def test_plot(tmp_path, capsys):
     path, picture = tmp_path / "x.csv", tmp_path / "x.png"
     path.write_text(table(LEVELS))

@@ -1,5 +1,6 @@
 """The training command line: options, data, checkpoints, one measured run from end to end."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -486,6 +487,24 @@ def test_interrupting_keeps_what_was_measured(
     record = Measurement.load(tmp_path / "run.json")
     assert not record.complete
     assert record.timing is not None
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_loss_that_is_no_longer_finite_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def diverged(self: Trainer, images: Tensor, targets: Tensor) -> Output:
+        output = step(self, images, targets)
+        return dataclasses.replace(output, loss=output.loss * torch.nan)
+
+    assert train.main(["--dummy", *SMALL, "--out", str(tmp_path / "fine")]) == 0
+    monkeypatch.setattr(Trainer, "step", diverged)
+    assert train.main(["--dummy", *SMALL, "--out", str(tmp_path / "diverged")]) == 0
+    fine, other = (Measurement.load(tmp_path / n / "run.json") for n in ("fine", "diverged"))
+    assert not any("no longer finite" in warning for warning in fine.warnings)
+    assert any("no longer finite" in warning for warning in other.warnings)
 
 
 def test_running_out_of_memory_names_the_way_out(

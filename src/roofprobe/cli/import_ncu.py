@@ -57,6 +57,10 @@ def add_parser(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the figures and draws the picture."""
+    if arguments.plot:
+        from roofprobe.plot import picture_format, save_roofline  # matplotlib takes a while
+
+        picture_format(arguments.plot)  # a bad suffix is refused before a long import
     capability = _capability(arguments.gpu) if arguments.gpu else None
     calibration = Calibration.load(arguments.calibration) if arguments.calibration else None
     found = import_files(
@@ -71,8 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found, every=arguments.per_kernel)
     if arguments.plot:
-        from roofprobe.plot import save_roofline  # matplotlib takes a while, and text needs none
-
         roofline = roofline_of(found, workload(arguments.files))
         save_roofline(roofline, arguments.plot)
         out = sys.stderr if arguments.json else sys.stdout
