@@ -10,12 +10,14 @@ the published rows, and a point in one picture.
     python harness/study.py OUT_DIR --no-ncu
     python harness/study.py OUT_DIR --draw          # table and picture again; needs no GPU
 
-A part that is already in OUT_DIR is not run again; one that fails costs nothing but itself. The
-table is OUT_DIR/study.md and study.json, the picture study-bBATCH.png. The table has every run of
-the two models in OUT_DIR, whatever its batch size; docs/study.md discusses it.
+A part that is already in OUT_DIR is not run again; one that fails costs nothing but itself. ncu's
+log is kept as OUT_DIR/RUN/ncu.csv.gz. The tables are OUT_DIR/study.md and study.json, the picture
+study-bBATCH.png. They have every fp32 or TF32 run of the two models in OUT_DIR, whatever its batch
+size, and the cross-checks against ncu that are in run files; docs/study.md discusses them.
 """
 
 import argparse
+import gzip
 import io
 import json
 import re
@@ -25,15 +27,16 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from roofprobe import Measurement, RoofprobeError, device, figures, metrics
+from roofprobe import Measurement, RoofprobeError, crosscheck, device, figures, metrics
 from roofprobe.errors import RecordError, UsageError
 from roofprobe.ncu_import import Imported, import_files
-from roofprobe.record import write_whole
+from roofprobe.record import CrossCheck, write_whole
 from roofprobe.roofline import ceilings_of
 from roofprobe.units import number, percent, seconds, si
 
@@ -42,6 +45,10 @@ MODELS: Final = {"resnet18": "ResNet-18", "alexnet": "AlexNet"}
 BATCH: Final = 256  # of PyTorch's ImageNet example
 # TF32 on is PyTorch's own setting: convolutions, and no matrix products (since 1.12).
 TF32: Final = {"": (), "-no-tf32": ("--no-tf32",)}
+
+# What sets a step apart from the study's, by its name in the run file, and the study's own value.
+PLAIN: Final = {"amp": None, "channels_last": False, "compile": False}
+LOG: Final = "ncu.csv.gz"
 
 CONVOLUTIONS, EVERYWHERE, OFF, NO_TF32 = "convolutions", "everywhere", "off", "not in this GPU"
 PUBLISHED_SOURCE: Final = "published"
@@ -88,6 +95,34 @@ class Row:
     flop_per_s_kernel: float | None = None
     wall: float | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """DRAM bytes of one step, counted around the step and by ncu with its cache flush.
+
+    Attributes:
+        run: The folder that it is from.
+        model: For people.
+        batch: Images of a step.
+        tf32: As in the table's row.
+        read: By roofprobe.
+        write: By roofprobe.
+        flushed_read: By ncu, which flushes the caches before each kernel.
+        flushed_write: The same.
+        unflushed: Read and written by ncu when it leaves the caches alone; None where that was
+            not run.
+    """
+
+    run: str
+    model: str
+    batch: int | None
+    tf32: str | None
+    read: float
+    write: float
+    flushed_read: float
+    flushed_write: float
+    unflushed: float | None = None
 
 
 # As published, to the digit: README of a study of 2024, "GPU Roofline Modeling, ImageNet Training
@@ -208,7 +243,7 @@ def _is_measured(folder: Path) -> bool:
 
 def _ncu(case: Case, out: Path, ncu: str) -> bool:
     folder = out / case.name
-    log, part = folder / "ncu.csv", folder / "ncu.part.csv"
+    log, part = folder / LOG, folder / "ncu.part.csv"
     if log.exists():
         say(f"{case.name}: ncu ran already")
         return True
@@ -228,7 +263,8 @@ def _ncu(case: Case, out: Path, ncu: str) -> bool:
     except RoofprobeError as error:
         say(f"{case.name}: ncu's log is of no use: {error}")
         return False
-    part.replace(log)
+    write_whole(log, gzip.compress(part.read_bytes(), mtime=0))
+    part.unlink()
     _keep_wall(folder, "ncu", wall)
     say(f"{case.name}: ncu saw {launches} launches")
     return True
@@ -277,11 +313,13 @@ class Found(NamedTuple):
 
     Attributes:
         rows: Of the table, by model, batch size and TF32, ours before ncu's.
+        traffic: DRAM bytes of the runs that ncu counted too, in the same order.
         notes: What could not be read and why, and the importer's warnings.
         first: The first run, which says the GPU whose roofs are drawn.
     """
 
     rows: tuple[Row, ...]
+    traffic: tuple[Traffic, ...]
     notes: tuple[str, ...]
     first: Measurement | None
 
@@ -297,46 +335,128 @@ def read(out: Path) -> Found:
     """
     if not out.is_dir():
         raise UsageError(f"no folder {out}: run the study first, without --draw")
-    found: list[tuple[Measurement, list[Row]]] = []
+    found: list[tuple[Measurement, _Read]] = []
     notes: list[str] = []
     for path in sorted(out.glob("*/run.json")):
+        name = path.parent.name
         try:
             record = Measurement.load(path)
         except RecordError as error:
-            notes.append(f"not in the table: {path.parent.name}: {error}")
+            notes.append(f"not in the table: {name}: {error}")
             continue
         if record.workload.get("arch") not in MODELS or record.environment.device_kind != "cuda":
             continue
-        rows = [measured_row(record, path.parent)]
-        log = path.with_name("ncu.csv")
-        if log.exists():
-            try:
-                imported = import_files([log])
-            except RoofprobeError as error:
-                notes.append(f"not in the table: {path.parent.name}: ncu's log: {error}")
-            else:
-                rows.append(ncu_row(imported, rows[0], _walls(path.parent).get("ncu")))
-                notes += [f"ncu's logs: {text}" for text in imported.warnings]
-        found.append((record, rows))
+        other = [f"{key} {record.workload[key]}" for key in PLAIN if _differs(record, key)]
+        if other:
+            notes.append(f"not in the table: {name}: not the study's setting ({', '.join(other)})")
+            continue
+        found.append((record, _read(record, path.parent)))
     order = list(MODELS)
     found.sort(
         key=lambda item: (
             order.index(str(item[0].workload["arch"])),
-            item[1][0].batch or 0,
-            item[1][0].tf32 == OFF,
-            item[1][0].run,
+            item[1].rows[0].batch or 0,
+            item[1].rows[0].tf32 == OFF,
+            item[1].rows[0].run,
         )
     )
-    every = tuple(row for _, both in found for row in both)
-    return Found(every, tuple(dict.fromkeys(notes)), found[0][0] if found else None)
+    parts = [part for _, part in found]
+    alone = [f"`{part.rows[0].run}`" for part in parts if len(part.rows) == 1]
+    if alone:
+        notes.append(f"no row of ncu for {', '.join(alone)}: it was not run, or not to its end")
+    return Found(
+        rows=tuple(row for part in parts for row in part.rows),
+        traffic=tuple(line for part in parts for line in part.traffic),
+        notes=tuple(dict.fromkeys([note for part in parts for note in part.notes] + notes)),
+        first=found[0][0] if found else None,
+    )
 
 
-def measured_row(record: Measurement, folder: Path) -> Row:
+class _Read(NamedTuple):
+    """What one run gives to ``Found``."""
+
+    rows: list[Row]
+    traffic: list[Traffic]
+    notes: list[str]
+
+
+def _differs(record: Measurement, key: str) -> bool:
+    return record.workload.get(key, PLAIN[key]) != PLAIN[key]
+
+
+def _read(record: Measurement, folder: Path) -> _Read:
+    """Rows of a run: ours, that of ncu's log and that of the cross-check, where there are any."""
+    walls = _walls(folder)
+    ours = measured_row(record, folder.name, walls.get("cupti"))
+    read = _Read([ours], [], [])
+    log = folder / LOG
+    if log.exists():
+        try:
+            imported = _imported(log)
+        except RoofprobeError as error:
+            read.notes.append(f"not in the table: {folder.name}: ncu's log: {error}")
+        else:
+            read.rows.append(ncu_row(imported, ours, walls.get("ncu")))
+            read.notes.extend(f"ncu's logs: {text}" for text in imported.warnings)
+            byte = imported.whole.byte
+            read.traffic.extend(
+                _traffic(record, ours, byte.get("dram_read"), byte.get("dram_write"))
+            )
+    if record.crosscheck is not None:
+        flushed = _as_ncu_counted(record, record.crosscheck, _KERNEL_REPLAY)
+        alone = figures(_as_ncu_counted(record, record.crosscheck, _RANGE_REPLAY)).byte
+        read.rows.append(checked_row(flushed, ours, record.crosscheck))
+        byte = {name: figure.value for name, figure in figures(flushed).byte.items()}
+        unflushed = alone["dram"].value if "dram" in alone else None
+        read.traffic.extend(
+            _traffic(record, ours, byte.get("dram_read"), byte.get("dram_write"), unflushed)
+        )
+        read.notes.append(f"`{folder.name}`: {crosscheck.summary(record.crosscheck)}")
+    return read
+
+
+def _imported(log: Path) -> Imported:
+    """Reads a compressed log of ncu's.
+
+    Raises:
+        RoofprobeError: it cannot be read, or is no log.
+    """
+    try:
+        text = gzip.decompress(log.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(f"{log}: cannot be read ({error})") from None
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch, log.stem)
+        plain.write_bytes(text)
+        try:
+            return import_files([plain])
+        except RoofprobeError as error:
+            raise RecordError(str(error).replace(str(plain), str(log))) from None
+
+
+def _traffic(
+    record: Measurement,
+    row: Row,
+    flushed_read: float | None,
+    flushed_write: float | None,
+    unflushed: float | None = None,
+) -> list[Traffic]:
+    """One line, or none where a part is missing."""
+    ours = figures(record).byte
+    read, write = (ours[name].value if name in ours else None for name in _DRAM)
+    if read is None or write is None or flushed_read is None or flushed_write is None:
+        return []
+    run = (row.run, row.model, row.batch, row.tf32)
+    return [Traffic(*run, read, write, flushed_read, flushed_write, unflushed)]
+
+
+def measured_row(record: Measurement, run: str, wall: float | None) -> Row:
     """The row of a measured run.
 
     Args:
         record: The run.
-        folder: Where it is from.
+        run: Its folder's name.
+        wall: What the process took, s.
     """
     found = figures(record)
     reasons: dict[str, str] = {}
@@ -356,12 +476,11 @@ def measured_row(record: Measurement, folder: Path) -> Row:
     if frac is None:
         reasons["tensor_frac"] = reasons.get("flop", "a tensor-core counter has no value")
     study = found.study
-    wall = _walls(folder).get("cupti")
     if wall is None:
         reasons["wall"] = "the process was not timed"
     batch = record.workload.get("batch_size")
     return Row(
-        run=folder.name,
+        run=run,
         model=MODELS[str(record.workload["arch"])],
         batch=int(batch) if batch is not None else None,
         gpu=record.environment.device_name,
@@ -418,6 +537,40 @@ def ncu_row(imported: Imported, beside: Row, wall: float | None) -> Row:
     )
 
 
+_DRAM: Final = ("dram_read", "dram_write")
+_KERNEL_REPLAY, _RANGE_REPLAY = "kernel replay", "application-range replay"  # as cross-checks say
+
+
+def _as_ncu_counted(record: Measurement, check: CrossCheck, mode: str) -> Measurement:
+    """The run with ncu's values of a way of replay in place of ours."""
+    rows = [row for row in check.counters if row.mode.startswith(mode)]
+    return replace(
+        record,
+        source="ncu",
+        metrics=tuple(row.metric for row in rows),
+        rounds=(replace(record.rounds[0], counters={row.metric: row.other for row in rows}),),
+        unavailable={row.metric: row.reason for row in rows if row.other is None and row.reason},
+        timing=None,
+        kernels=None,
+        crosscheck=None,
+    )
+
+
+def checked_row(flushed: Measurement, beside: Row, check: CrossCheck) -> Row:
+    """The row of what ncu counted in a cross-check, under kernel replay.
+
+    Args:
+        flushed: The run with those values.
+        beside: Our row, which says what was run.
+        check: The cross-check.
+    """
+    wall = check.duration.get(f"ncu, {_KERNEL_REPLAY}")
+    row = measured_row(flushed, beside.run, wall)
+    untimed = "a cross-check takes no times from ncu"
+    names = ("study_flop_per_s", "flop_per_s", "flop_per_s_kernel")
+    return replace(row, reasons=dict(row.reasons) | dict.fromkeys(names, untimed))
+
+
 def tf32_of(record: Measurement) -> str | None:
     """What ran in TF32; None where the record does not tell."""
     if not any(path == "tensor_tf32" for path in metrics.flop_paths(record.environment.chip)):
@@ -446,14 +599,15 @@ _COLUMNS: Final = (
 
 
 def table(found: Found) -> str:
-    """The table in markdown, the published rows last, with notes below."""
+    """The tables in markdown, the published rows last, with notes below."""
     rows = (*found.rows, *PUBLISHED)
     lines = [_line(_COLUMNS), _line(["---"] * len(_COLUMNS)), *(_line(_cells(row)) for row in rows)]
     notes = [
         "TFLOP/s of the study's formula and `kernels` are over the sum of kernel durations, `step` "
         "over the unprofiled step. One FMA is two FLOP. `wall` is the whole process.",
         "`cupti` is roofprobe: caches as training leaves them, clocks as they are. `ncu` flushes "
-        "the caches before every kernel.",
+        "the caches before every kernel. Its rows with a rate are the study's own command "
+        "(application replay), those without are cross-checks (kernel replay, more counters).",
         "`published` rows are as printed, `~` and all; batch size, TF32, FLOP and bytes are not "
         "given there.",
     ]
@@ -468,7 +622,37 @@ def table(found: Found) -> str:
         for (source, reason), names in reasons.items()
     ]
     notes += found.notes
+    if found.traffic:
+        lines += ["", "DRAM bytes of the steps that ncu counted too:", "", _line(_TRAFFIC)]
+        lines += [_line(["---"] * len(_TRAFFIC)), *(_line(_flushed(t)) for t in found.traffic)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
+
+
+_TRAFFIC: Final = (
+    *("model", "batch", "TF32", "read", "written", "ncu, flushed: read", "written", "both"),
+    *("ncu, not flushed: both", "run"),
+)
+
+
+def _flushed(line: Traffic) -> list[str]:
+    ours, flushed = line.read + line.write, line.flushed_read + line.flushed_write
+    return [
+        line.model,
+        str(line.batch) if line.batch is not None else "?",
+        line.tf32 or "?",
+        si(line.read, "B"),
+        si(line.write, "B"),
+        _beside(line.flushed_read, line.read),
+        _beside(line.flushed_write, line.write),
+        _beside(flushed, ours),
+        _beside(line.unflushed, ours),
+        f"`{line.run}`",
+    ]
+
+
+def _beside(value: float | None, ours: float) -> str:
+    """A number of bytes, and by how much it differs from ours."""
+    return si(value, "B") + (f" ({value / ours - 1:+z.1%})" if value is not None and ours else "")
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -506,6 +690,7 @@ def as_json(found: Found) -> str:
     body = {
         "about": "One training step of each run; base units; one FMA is two FLOP.",
         "rows": [asdict(row) for row in (*found.rows, *PUBLISHED)],
+        "traffic": [asdict(line) for line in found.traffic],
         "notes": list(found.notes),
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
@@ -646,7 +831,8 @@ def _draw(ax: Any, row: Row) -> None:
         if counted is not None and everything is not None and _apart(counted, everything):
             arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.1, "shrinkA": 5}
             ax.annotate("", everything, counted, arrowprops=arrow | {"shrinkB": 5}, zorder=3)
-            _label(ax, f"{row.model}, study's formula", counted, colour, "above")
+            side = "below" if row.model == "ResNet-18" else "above"
+            _label(ax, f"{row.model}, study's formula", counted, colour, side)
             _label(ax, f"{row.model}, all FLOP", everything, colour, "above")
         else:
             at = everything or counted

@@ -1,13 +1,16 @@
 """The committed results of real runs: they load, and they agree with independent measurements."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from roofprobe.ceilings import cache
 from roofprobe.derive import figures
 from roofprobe.record import Measurement
 
 RESULTS = Path(__file__).parents[2] / "harness/results"
+H200 = RESULTS / "h200"
 RUNS = sorted(RESULTS.rglob("run.json"))
 
 
@@ -37,9 +40,83 @@ def test_a_result_is_whole(path):
     ],
 )
 def test_counters_agree_with_another_program(name, sass, tensor, dram, study, all_flop):
-    found = figures(Measurement.load(RESULTS / "h200" / name / "run.json"))
+    found = figures(Measurement.load(H200 / name / "run.json"))
     assert found.flop["sass_fp32"].value == pytest.approx(sass, rel=0.01)
     assert found.flop["tensor_tf32"].value == pytest.approx(tensor, rel=0.01)
     assert found.byte["dram"].value == pytest.approx(dram, rel=0.03)
     assert found.study.intensity.value == pytest.approx(study, rel=0.03)
     assert found.intensity["dram"].value == pytest.approx(all_flop, rel=0.03)
+
+
+# -- Cross-checks against ncu -------------------------------------------------------------
+
+
+def judged(name):
+    """Metric -> difference over the larger of both values, and the limit of its kind."""
+    body = json.loads((H200 / name / "run.json").read_text())["crosscheck"]
+    found = {}
+    for row in body["counters"]:
+        if row["agrees"] is not None:
+            larger = max(row["roofprobe"], row["other"]) or 1
+            limit = 0.02 if "bytes" in row["metric"] else 0.001
+            found[row["metric"]] = (abs(row["roofprobe"] - row["other"]) / larger, limit)
+    return found
+
+
+@pytest.mark.parametrize("name", ["verify-resnet18-b64", "verify-alexnet-b64"])
+def test_ncu_agrees_on_every_counter(name):
+    found = judged(name)
+    # Tensor operations of six kinds, nine SASS instructions, four kinds of bytes.
+    assert len(found) == 19
+    assert sum("bytes" in metric for metric in found) == 4
+    assert all(difference <= limit for difference, limit in found.values())
+    assert Measurement.load(H200 / name / "run.json").crosscheck.agrees
+
+
+def test_a_loss_of_nan_moves_additions_and_nothing_else():
+    """AlexNet at a learning rate of 0.1: steps before and after the loss became NaN.
+
+    The difference is four additions for each value that adaptive average pooling divides (64 images
+    of 256 channels of 6 x 6; twice forward, twice backward), and one: docs/study.md says why.
+    """
+    name = "verify-alexnet-b64-diverged"
+    found = judged(name)
+    off = [metric for metric, (difference, limit) in found.items() if difference > limit]
+    assert off == ["smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"]
+    check = Measurement.load(H200 / name / "run.json").crosscheck
+    assert not check.agrees
+    (row,) = [row for row in check.counters if row.agrees is False]
+    assert row.metric == off[0]
+    assert row.roofprobe - row.other == 4 * 64 * 256 * 6 * 6 + 1
+
+
+# -- Ceilings -----------------------------------------------------------------------------
+
+# H200 SXM, dense, from NVIDIA's product page (read 2026-11): FLOP/s by path, bytes/s.
+DATASHEET = {
+    "tensor_fp16": 989.4e12,
+    "tensor_bf16": 989.4e12,
+    "tensor_fp8": 1979e12,
+    "tensor_tf32": 494.7e12,
+    "sass_fp32": 66.9e12,
+    "tensor_fp64": 66.9e12,
+    "sass_fp64": 33.5e12,
+    "dram": 4.8e12,
+}
+
+
+def test_measured_ceilings_are_under_the_datasheet(monkeypatch):
+    path = H200 / "ceilings.json"
+    monkeypatch.setattr(cache, "path_of", lambda conditions: path)
+    found = cache.load(json.loads(path.read_text())["conditions"])
+    assert found.complete and not found.disturbed
+    peaks = {}
+    for roof in found.roofs:
+        of = roof.path or roof.level
+        peaks[of] = max(peaks.get(of, 0), roof.value)
+        for value in (roof.value, roof.sustained):
+            assert of == "l2" or value < DATASHEET[of]
+    assert peaks.keys() == DATASHEET.keys() | {"l2"}
+    # No roof is so far below it that something else was measured.
+    assert all(peaks[of] > 0.7 * peak for of, peak in DATASHEET.items())
+    assert peaks["l2"] > peaks["dram"]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,23 @@ class RoundCounters:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RegionCounters:
+    """Counts of one complete round, by region.
+
+    Attributes:
+        values: Region -> metric name -> value; regions that were never entered are absent.
+        reasons: Metric name -> why some region has no value of it.
+        ranges_dropped: As in ``RoundCounters``.
+        image: As in ``RoundCounters``.
+    """
+
+    values: Mapping[int, Mapping[str, float | None]]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    ranges_dropped: int = 0
+    image: bytes | None = None
+
+
 class CounterBackend(Protocol):
     """Counts what happens between ``begin_pass`` and ``end_pass``, over as many passes as needed.
 
@@ -85,4 +102,30 @@ class CounterBackend(Protocol):
 
     def close(self) -> None:
         """Detaches. Safe to call twice, and after any failure."""
+        ...
+
+
+@runtime_checkable
+class RegionBackend(CounterBackend, Protocol):
+    """A backend that can also count by region, which is a number.
+
+    ``open_regions``, ``begin_regions`` and ``collect_regions`` take the places of ``open``,
+    ``begin_pass`` and ``collect``. At any moment of a pass exactly one region is open, so that the
+    regions' counts add up to the step's.
+    """
+
+    def open_regions(self, switches: int) -> None:
+        """Attaches to the device for passes with so many switches at most."""
+        ...
+
+    def begin_regions(self, region: int) -> None:
+        """Starts counting, in a region."""
+        ...
+
+    def switch(self, region: int) -> None:
+        """What is issued from here on belongs to another region; callable from any thread."""
+        ...
+
+    def collect_regions(self) -> RegionCounters:
+        """Values of the round just completed; the next ``begin_regions`` starts another."""
         ...

@@ -44,7 +44,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from roofprobe.counters import Plan, RoundCounters
+from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.metrics import ANALYTIC, ANALYTIC_PREFIX
 
 _READ: Final = f"{ANALYTIC_PREFIX}bytes_read.sum"
@@ -218,8 +218,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.values = {metric.name: 0.0 for metric in ANALYTIC}
+        self.regions: dict[int, dict[str, float]] = {}
+        self.enter(0)
         self.uncounted: Counter[str] = Counter()
+
+    def enter(self, region: int) -> None:
+        """What is dispatched from here on belongs to a region."""
+        self.values = self.regions.setdefault(region, {metric.name: 0.0 for metric in ANALYTIC})
 
     def __torch_dispatch__(
         self,
@@ -328,6 +333,24 @@ class AnalyticBackend:
         return RoundCounters(
             values=dict(self._counter.values), reasons={}, warnings=tuple(self._warnings())
         )
+
+    def open_regions(self, switches: int) -> None:
+        """As ``open``."""
+        self.open()
+
+    def begin_regions(self, region: int) -> None:
+        """Starts counting from zero in this thread, in a region."""
+        self.begin_pass()
+        self._counter.regions.clear()
+        self._counter.enter(region)
+
+    def switch(self, region: int) -> None:
+        """What is dispatched from here on, in any thread of autograd, belongs to a region."""
+        self._counter.enter(region)
+
+    def collect_regions(self) -> RegionCounters:
+        """FLOP by operand type and bytes (byte) of the latest pass, by region."""
+        return RegionCounters({key: dict(values) for key, values in self._counter.regions.items()})
 
     def _warnings(self) -> Iterator[str]:
         if self.uncounted_ops:

@@ -7,7 +7,7 @@ high (docs/design.md, "Throw-away range"), and ranges of one name would be added
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import Final
 
 from roofprobe import _native, refusals
 from roofprobe._location import find_libcupti
-from roofprobe.counters import Plan, RoundCounters
+from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.errors import CuptiError, CuptiLibraryError, RecordError, UnknownMetricError
 
 SOURCE: Final = "cupti"
 STEP_RANGE: Final = "step"
 _DISCARD_RANGE: Final = "discard"
+# Regions are numbers here: how long a range's name may be is not documented, and names of modules
+# are long.
+_REGION_PREFIX: Final = "region"
 
 
 @contextmanager
@@ -227,11 +230,25 @@ def evaluate_image(sealed: bytes, metrics: Sequence[str]) -> RoundCounters:
         RecordError: truncated, corrupted, or without a step range.
         UnsupportedDeviceError: an image of a chip that this libcupti does not know.
     """
+    return _evaluate(*_unsealed(sealed), metrics, ranges_dropped=0)
+
+
+def evaluate_regions(sealed: bytes, metrics: Sequence[str]) -> RegionCounters:
+    """Values of every region in a sealed counter-data image. Needs no GPU.
+
+    Raises:
+        RecordError: truncated, corrupted, or with ranges that are no regions.
+        UnsupportedDeviceError: an image of a chip that this libcupti does not know.
+    """
+    return _evaluate_regions(*_unsealed(sealed), metrics, ranges_dropped=0)
+
+
+def _unsealed(sealed: bytes) -> tuple[_native.HostEvaluator, _native.CounterDataImage]:
     try:
         image = _native.CounterDataImage.unseal(sealed)
     except _native.ImageError as error:
         raise RecordError(str(error)) from None
-    return _evaluate(evaluator(image.chip), image, metrics, ranges_dropped=0)
+    return evaluator(image.chip), image
 
 
 def _evaluate(
@@ -240,17 +257,49 @@ def _evaluate(
     metrics: Sequence[str],
     ranges_dropped: int,
 ) -> RoundCounters:
-    values: dict[str, float | None] = {}
-    reasons: dict[str, str] = {}
     with _translated("evaluating counter data"):
         names = host.range_names(image)
         if STEP_RANGE not in names:
             raise RecordError(f"counter data holds no range {STEP_RANGE!r} but {names}")
         index = names.index(STEP_RANGE)
-        try:
-            raw = dict(host.evaluate(image, index, list(metrics)))
-        except _native.CuptiError:
-            raw = {name: _evaluate_one(host, image, index, name) for name in metrics}
+        values, reasons = _evaluate_range(host, image, index, metrics, ranges_dropped)
+    return RoundCounters(values, reasons, ranges_dropped, image.seal())
+
+
+def _evaluate_regions(
+    host: _native.HostEvaluator,
+    image: _native.CounterDataImage,
+    metrics: Sequence[str],
+    ranges_dropped: int,
+) -> RegionCounters:
+    found: dict[int, Mapping[str, float | None]] = {}
+    reasons: dict[str, str] = {}
+    with _translated("evaluating counter data"):
+        for index, name in enumerate(host.range_names(image)):
+            if name == _DISCARD_RANGE:
+                continue
+            if not name.startswith(_REGION_PREFIX):
+                raise RecordError(f"counter data holds a range {name!r}, which is no region")
+            values, why = _evaluate_range(host, image, index, metrics, ranges_dropped)
+            found[int(name.removeprefix(_REGION_PREFIX))] = values
+            reasons |= why
+    return RegionCounters(found, reasons, ranges_dropped, image.seal())
+
+
+def _evaluate_range(
+    host: _native.HostEvaluator,
+    image: _native.CounterDataImage,
+    index: int,
+    metrics: Sequence[str],
+    ranges_dropped: int,
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Values of one range, and why for each that is None."""
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    try:
+        raw = dict(host.evaluate(image, index, list(metrics)))
+    except _native.CuptiError:
+        raw = {name: _evaluate_one(host, image, index, name) for name in metrics}
     for name in metrics:
         value = raw[name]
         if ranges_dropped:
@@ -259,7 +308,7 @@ def _evaluate(
             values[name] = value
         else:
             values[name], reasons[name] = None, "CUPTI could not form a value (NaN)"
-    return RoundCounters(values, reasons, ranges_dropped, image.seal())
+    return values, reasons
 
 
 def _evaluate_one(
@@ -319,6 +368,18 @@ class CuptiBackend:
 
     def open(self) -> None:
         """Enables the range profiler on the device's primary context."""
+        self._open(max_ranges=2)
+
+    def open_regions(self, switches: int) -> None:
+        """The same for passes with so many switches between regions at most.
+
+        Ranges of one name are added up, so that fewer would do in the end. The image has room for
+        each switch all the same (26 KB a range): whether CUPTI adds up before or after it counts
+        what it has to drop is not documented.
+        """
+        self._open(max_ranges=2 + switches)
+
+    def _open(self, max_ranges: int) -> None:
         assert self._host is not None and self._schedule is not None, "prepare() comes first"
         self._synchronize()
         with _translated("opening a range profiler session"):
@@ -327,12 +388,27 @@ class CuptiBackend:
                 self._host.chip,
                 list(self._metrics),
                 self._schedule.config,
-                max_ranges=2,
+                max_ranges=max_ranges,
             )
         self._fresh = True
 
     def begin_pass(self) -> None:
         """Starts a pass; what runs from here on belongs to the step."""
+        self._begin(STEP_RANGE)
+
+    def begin_regions(self, region: int) -> None:
+        """Starts a pass; what runs from here on belongs to a region."""
+        self._begin(f"{_REGION_PREFIX}{region}")
+
+    def switch(self, region: int) -> None:
+        """Waits for what was issued; what runs from here on belongs to another region."""
+        session = self._opened()
+        self._synchronize()
+        with _translated("going from one region to the next"):
+            session.pop()
+            session.push(f"{_REGION_PREFIX}{region}")
+
+    def _begin(self, name: str) -> None:
         session = self._opened()
         self._synchronize()
         with _translated("starting a pass"):
@@ -342,7 +418,7 @@ class CuptiBackend:
             session.start()
             session.push(_DISCARD_RANGE)
             session.pop()
-            session.push(STEP_RANGE)
+            session.push(name)
 
     def end_pass(self) -> bool:
         """Ends the pass; True when CUPTI has all passes of the round."""
@@ -354,13 +430,23 @@ class CuptiBackend:
 
     def collect(self) -> RoundCounters:
         """Decodes the round; call only after ``end_pass`` answered True."""
-        session = self._opened()
+        image, dropped = self._decode()
         assert self._host is not None
+        return _evaluate(self._host, image, self._metrics, dropped)
+
+    def collect_regions(self) -> RegionCounters:
+        """Decodes the round by region; call only after ``end_pass`` answered True."""
+        image, dropped = self._decode()
+        assert self._host is not None
+        return _evaluate_regions(self._host, image, self._metrics, dropped)
+
+    def _decode(self) -> tuple[_native.CounterDataImage, int]:
+        session = self._opened()
         with _translated("decoding counter data"):
             dropped = session.decode()
             image = session.counter_data()
         self._fresh = False
-        return _evaluate(self._host, image, self._metrics, dropped)
+        return image, dropped
 
     def close(self) -> None:
         """Disables the range profiler."""

@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from roofprobe.errors import RecordError
+from roofprobe.refusals import PERMISSION_FIX
 
 _MESSAGE: Final = re.compile(r"==(?P<level>PROF|WARNING|ERROR)== *(?P<text>.*)")
 _FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>.+?)"')
@@ -13,11 +14,7 @@ PERMISSION: Final = "ERR_NVGPUCTRPERM"
 
 def refused() -> str:
     """What a refusal of the counters means and who can do something about it."""
-    return (
-        f"counter access was refused ({PERMISSION}). Whoever runs the HOST must set the nvidia "
-        "module's option NVreg_RestrictProfilingToAdminUsers=0 and reload it, or start the "
-        "container with --cap-add=SYS_ADMIN; a hosted job cannot fix this from inside"
-    )
+    return f"counter access was refused ({PERMISSION}): {PERMISSION_FIX}"
 
 
 class Messages:
