@@ -48,8 +48,8 @@ _LINES: Final = 50  # passes that are told one by one
 # AlexNet on one made-up batch at the usual rate of 0.1: from the step on at which its loss became
 # NaN, fadd counted 3.4% more (measured, H200, harness/results/h200/verify-alexnet-b64-diverged).
 _DIVERGED: Final = (
-    "the loss is no longer finite: work that depends on its data (a division takes a slow path for a "
-    "NaN) then counts otherwise than in training that converges; use a smaller --lr"
+    "the loss is no longer finite: work that depends on its data (a division by way of NaN takes "
+    "more instructions) then counts otherwise than in training that converges; use a smaller --lr"
 )
 
 Say = Callable[[str], None]
