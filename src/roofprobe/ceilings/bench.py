@@ -17,8 +17,6 @@ from roofprobe.timing import step_timer
 # fault is a RuntimeError as well; every later call then says so.
 FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, RoofprobeError)
 
-# s. A first look at each way, to choose the few that are worth more time.
-_LOOK: Final = 0.04
 # The figure: this many bursts, each so long (s) and after so long a rest (s). Under full load an
 # H200 comes down from 1.98 to 1.5 GHz within tens of milliseconds, because of its power limit; a
 # training step, whose kernels take turns, keeps the high clock. So a roof for it is the burst's:
@@ -103,12 +101,12 @@ def best_of(ways: Iterable[Way], device: torch.device) -> Reading:
 
 
 def look(way: Way, device: torch.device) -> float:
-    """A quick estimate of a way's rate, work/s."""
+    """A quick estimate of a way's rate, work/s: one burst, like those that count."""
     call = way.prepare()
     call()  # the library chooses its kernel, the kernel is loaded
     once = max(_timed(call, 1, 1, device)[0], 1e-6)  # events resolve half a microsecond
-    calls = round(_LOOK / once)
-    return way.work / (_timed(call, calls, 1, device)[0] if calls > 1 else once)
+    time.sleep(_REST)
+    return way.work / _timed(call, max(1, round(_BURST / once)), 1, device)[0]
 
 
 def read(way: Way, rate: float, device: torch.device) -> Reading:
