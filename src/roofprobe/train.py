@@ -11,6 +11,7 @@ a difference, 130 after Ctrl-C.
 
 import argparse
 import dataclasses
+import gc
 import os
 import re
 import sys
@@ -226,7 +227,9 @@ def _verify(saved: Path | None, given: Sequence[str]) -> int:
 
     from roofprobe.cli.verify import verify_file
 
-    torch.cuda.empty_cache()  # the same model comes again, beside what this process holds
+    # The same model comes again, beside what this process still holds.
+    gc.collect()
+    torch.cuda.empty_cache()
     same = [argument for argument in given if argument != "--verify-ncu"]
     command = [sys.executable, "-m", PROG, *same, "--out", str(saved.parent)]
     return verify_file(saved, command)
