@@ -13,7 +13,7 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -30,18 +30,41 @@ class Span:
     """One piece of GPU work.
 
     Attributes:
-        kind: ``kernel``, or the driver's own ``copy`` (within the device) or ``fill`` (memset).
+        kind: ``kernel``, or the driver's own ``copy`` (within the device), ``fill`` (memset) or
+            ``transfer`` (a copy from or to elsewhere, which is no work of the device's).
         start: Seconds of an arbitrary origin.
         end: Likewise.
         byte: Bytes copied or filled; 0 for a kernel.
         from_graph: A CUDA graph launched it.
+        name: Of a kernel as the compiler spells it; empty where names are not kept.
+        issued: When the processor asked for it, in the same clock; None where that is not kept.
     """
 
-    kind: Literal["kernel", "copy", "fill"]
+    kind: Literal["kernel", "copy", "fill", "transfer"]
     start: float
     end: float
     byte: int = 0
     from_graph: bool = False
+    name: str = ""
+    issued: float | None = None
+
+    @property
+    def asked(self) -> float:
+        """When it was asked for, or else when it began."""
+        return self.start if self.issued is None else self.issued
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one step did on the GPU.
+
+    Attributes:
+        spans: The work, in any order.
+        marks: When ``KernelTracer.mark`` was called, in order, s of the same origin.
+    """
+
+    spans: tuple[Span, ...]
+    marks: tuple[float, ...] = ()
 
 
 class KernelTracer:
@@ -52,12 +75,20 @@ class KernelTracer:
 
     Args:
         synchronize: Waits until the device has finished.
+        detailed: Keep names of kernels, when they were asked for, and transfers from and to the
+            device. Marks and calls are taken in the processor's time, kernels in the GPU's, which
+            CUPTI converts; so only a call is surely before or after a mark.
     """
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    def __init__(self, synchronize: Callable[[], None], *, detailed: bool = False) -> None:
         self._synchronize = synchronize
-        self._steps: list[list[Span]] = []
-        self._records: list[Span] = []  # of the step that runs, in CUPTI's ticks
+        self._detailed = detailed
+        self._steps: list[Trace] = []
+        # Of the step that runs, in CUPTI's ticks: work with the number of the call that asked for
+        # it, and when that call was made.
+        self._records: list[tuple[Span, int]] = []
+        self._calls: dict[int, int] = {}
+        self._marks: list[int] = []  # likewise
         self._running = False
         self._dropped = 0
         self._clock = (0, 0)  # CUPTI's ticks and nanoseconds while tracing
@@ -71,10 +102,12 @@ class KernelTracer:
         cupti = _cupti()
         self._synchronize()
         self._records = []
+        self._calls = {}
+        self._marks = []
         self._clock = cupti.get_timestamp(), time.perf_counter_ns()
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTE, 0), self._keep)
-            for kind in _kinds(cupti):
+            for kind in self._enabled(cupti):
                 cupti.activity_enable(kind)
                 self._running = True
         except cupti.cuptiError as error:
@@ -94,12 +127,36 @@ class KernelTracer:
         dropped = ctypes.c_size_t()
         cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
         self._dropped += dropped.value
-        for kind in _kinds(cupti):
+        for kind in self._enabled(cupti):
             cupti.activity_disable(kind)
+        if self._detailed:
+            # Calls are recorded for every thread, and one may have been made since.
+            cupti.activity_flush_all(1)
         unit = seconds_per_tick(ticks, clock)
-        self._steps.append(
-            [replace(span, start=span.start * unit, end=span.end * unit) for span in self._records]
-        )
+        spans = in_seconds(self._records, self._calls, unit)
+        self._steps.append(Trace(spans, tuple(mark * unit for mark in self._marks)))
+
+    def _enabled(self, cupti: Any) -> tuple[Any, ...]:
+        return (*_kinds(cupti), *(_calls(cupti) if self._detailed else ()))
+
+    def mark(self) -> None:
+        """Waits for what was issued; what starts from here on comes after this mark.
+
+        Does nothing outside of a step.
+        """
+        if self._running:
+            self._synchronize()
+            self._marks.append(_cupti().get_timestamp())
+
+    @property
+    def steps(self) -> tuple[Trace, ...]:
+        """What was traced, step by step.
+
+        Raises:
+            RoofprobeError: nothing was recorded, or not everything.
+        """
+        self._require_all()
+        return tuple(self._steps)
 
     def result(self) -> KernelTimes:
         """What was traced, a step.
@@ -107,36 +164,71 @@ class KernelTracer:
         Raises:
             RoofprobeError: nothing was recorded, or not everything.
         """
+        self._require_all()
+        return summarize([step.spans for step in self._steps])
+
+    def _require_all(self) -> None:
         if self._dropped:
             raise RoofprobeError(
                 f"CUPTI dropped {self._dropped} activity records, so that kernel times would miss "
                 "a part: trace a shorter step"
             )
-        if not any(self._steps):
+        if not any(step.spans for step in self._steps):
             raise RoofprobeError("CUPTI recorded no work; does another tool hold its records?")
-        return summarize(self._steps)
 
     def _keep(self, activities: Sequence[Any]) -> None:
         # Records die with CUPTI's buffer, so what is needed is copied out here.
         cupti = _cupti()
         kernel, copy, fill = _kinds(cupti)
+        calls = _calls(cupti) if self._detailed else ()
         for activity in activities:
+            number = activity.correlation_id
+            if activity.kind in calls:
+                # A call of the runtime makes calls of the driver with the same number.
+                earliest = min(activity.start, self._calls.get(number, activity.start))
+                self._calls[number] = earliest
+                continue
             times = activity.start, activity.end
             graph = activity.graph_id != 0
             if activity.kind == kernel:
-                self._records.append(Span("kernel", *times, from_graph=graph))
+                name = activity.name if self._detailed else ""
+                span = Span("kernel", *times, from_graph=graph, name=name)
             elif activity.kind == fill:
-                self._records.append(Span("fill", *times, activity.bytes, graph))
+                span = Span("fill", *times, activity.bytes, graph)
             elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
-                self._records.append(Span("copy", *times, activity.bytes, graph))
+                span = Span("copy", *times, activity.bytes, graph)
+            elif self._detailed:
+                span = Span("transfer", *times, activity.bytes, graph)
+            else:
+                continue
+            self._records.append((span, number))
+
+
+def in_seconds(
+    records: Sequence[tuple[Span, int]], calls: Mapping[int, int], unit: float
+) -> tuple[Span, ...]:
+    """Work with the time of the call that asked for it.
+
+    Args:
+        records: Work in CUPTI's ticks, each with the number of its call.
+        calls: Number of a call -> when it was made, in ticks; those that are missing stay unknown.
+        unit: Seconds a tick.
+    """
+    found = []
+    for span, number in records:
+        call = calls.get(number)
+        issued = None if call is None else call * unit
+        found.append(replace(span, start=span.start * unit, end=span.end * unit, issued=issued))
+    return tuple(found)
 
 
 def summarize(steps: Sequence[Sequence[Span]]) -> KernelTimes:
     """Times of GPU work, as a mean over steps.
 
     Args:
-        steps: The work of each step, at least one piece in all.
+        steps: The work of each step, at least one piece in all; transfers are none.
     """
+    steps = [[piece for piece in work if piece.kind != "transfer"] for work in steps]
     busy = span = 0.0
     for work in steps:
         ordered = sorted(work, key=lambda piece: piece.start)
@@ -181,6 +273,11 @@ def preload() -> None:
 def _kinds(cupti: Any) -> tuple[Any, Any, Any]:
     kinds = cupti.ActivityKind
     return kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET
+
+
+def _calls(cupti: Any) -> tuple[Any, Any]:
+    kinds = cupti.ActivityKind
+    return kinds.RUNTIME, kinds.DRIVER
 
 
 def _cupti() -> Any:

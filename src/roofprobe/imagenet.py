@@ -14,6 +14,7 @@ import shutil
 import struct
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -302,12 +303,15 @@ class Trainer:
         epoch: The epoch to train next.
         best_acc1: Best validation accuracy so far, percent.
         image_size: Pixels of a side that the model takes.
+        phase: Opened around each phase of a step, by name: ``data`` (copies to the device),
+            ``forward``, ``loss``, ``backward`` and ``optimizer``.
     """
 
     def __init__(self, options: Options, device: torch.device, ranks: Ranks) -> None:
         self.options = options
         self.epoch = 0
         self.best_acc1 = 0.0
+        self.phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
         self._device = device
         self._distributed = ranks.world > 1
         # The model itself has the keys of a checkpoint; ``model`` may be wrapped for DDP.
@@ -341,10 +345,13 @@ class Trainer:
     def step(self, images: Tensor, targets: Tensor) -> Output:
         """One step of training; queues the work and does not wait for it."""
         output = self._forward(self.model, images, targets)
-        self.optimizer.zero_grad()
-        self.scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        with self.phase("optimizer"):
+            self.optimizer.zero_grad()
+        with self.phase("backward"):
+            self.scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
+        with self.phase("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return Output(output.loss.detach(), output.logits.detach(), output.targets)
 
     @torch.no_grad()
@@ -428,17 +435,20 @@ class Trainer:
             ) from None
 
     def _forward(self, model: nn.Module, images: Tensor, targets: Tensor) -> Output:
-        images = images.to(self._device, non_blocking=True, memory_format=self.options.layout)
-        targets = targets.to(self._device, non_blocking=True)
+        with self.phase("data"):
+            images = images.to(self._device, non_blocking=True, memory_format=self.options.layout)
+            targets = targets.to(self._device, non_blocking=True)
         amp = self.options.amp
         with torch.autocast(self._device.type, AMP.get(amp or ""), enabled=amp is not None):
-            output = model(images)
+            with self.phase("forward"):
+                output = model(images)
             # In training, two models have side classifiers beside the main one.
             logits, *side = output if isinstance(output, tuple) else (output,)
-            loss = cross_entropy(logits, targets)
-            for other in side:
-                share = AUXILIARY_WEIGHT[self.options.arch]
-                loss = loss + share * cross_entropy(other, targets)
+            with self.phase("loss"):
+                loss = cross_entropy(logits, targets)
+                for other in side:
+                    share = AUXILIARY_WEIGHT[self.options.arch]
+                    loss = loss + share * cross_entropy(other, targets)
         return Output(loss, logits, targets)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from roofprobe.errors import UsageError
 from roofprobe.record import write_whole
 from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, ridge
-from roofprobe.units import number, si
+from roofprobe.units import number, percent, si
 
 FORMATS: Final = ("png", "svg", "pdf")
 
@@ -53,6 +53,17 @@ _DASHES: Final = {"measured": "-", "datasheet": "--", "given": ":"}
 _DASH_NAMES: Final = {"measured": "solid", "datasheet": "dashed", "given": "dotted"}
 _MARKERS: Final = {"dram": "o", "l2": "s", "l1": "^"}
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+
+# Parts of a step: by what binds them.
+_BOUNDS: Final = {
+    "memory": _COLOURS[0],
+    "compute": _COLOURS[1],
+    "latency": _COLOURS[4],
+    None: "#8a8a8a",
+}
+_BOUND_NAMES: Final = {"memory": "blue", "compute": "orange", "latency": "olive", None: "grey"}
+_SMALLEST, _LARGEST = 1.5, 13.0  # diameters of their markers
+_THROUGH = 0.65  # large ones do not hide small ones
 
 _Line = tuple[tuple[float, float], tuple[float, float]]  # ends, in data
 
@@ -99,20 +110,25 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
         }
         artists.append(ax.scatter(*zip(*ridges, strict=True), **dots))
     colours = _device_colours(roofline)
-    for point in roofline.points:
+    sizes = _sizes(roofline.points)
+    for point in sorted(roofline.points, key=lambda point: -sizes[point]):
         artists += _draw_spread(ax, point)
         hollow = above_roof(point, roofline) is not None
-        artists.append(_draw_point(ax, point, colours.get(point.device, "black"), hollow=hollow))
-        centre = layout.at(point.intensity, point.flop_per_s)
-        layout.occupy(_chain(centre, centre, _MARKER / 2 + 1), _Layout.SOLID)
+        colour = _BOUNDS.get(point.bound) if point.share is not None else None
+        colour = colour or colours.get(point.device, "black")
+        artists.append(_draw_point(ax, point, colour, sizes[point], hollow=hollow))
+        if not point.quiet:
+            centre = layout.at(point.intensity, point.flop_per_s)
+            layout.occupy(_chain(centre, centre, sizes[point] / 2 + 1), _Layout.SOLID)
     labels = [_roof_label(layout, text, style["color"], line) for text, style, line in roofs]
     artists += _write(ax, layout, labels)
-    texts = [_short(name) for name in _marks(roofline.points)]
-    if _numbered(roofline.points, layout.size[0]):
+    named = _named(roofline.points)
+    texts = [_short(name) for name in _marks(named)]
+    if _numbered(named, layout.size[0]):
         texts = [str(index) for index in range(1, len(texts) + 1)]
     labels = [
-        _point_label(layout, text, point)
-        for text, point in zip(texts, roofline.points, strict=True)
+        _point_label(layout, text, point, sizes[point])
+        for text, point in zip(texts, named, strict=True)
     ]
     artists += _write(ax, layout, labels)
 
@@ -168,7 +184,7 @@ def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
         width = _WIDTH - _LEFT - _RIGHT
         above = _ABOVE + _TITLE * _SPACING * len(_wrap(roofline.title, _TITLE, width))
         below = _BELOW + _CAPTION * _SPACING * len(_caption(roofline, width)) + _ABOVE
-        more = max(0, len(roofline.ceilings) + len(roofline.points) - _ROOMY)
+        more = max(0, len(roofline.ceilings) + len(_named(roofline.points)) - _ROOMY)
         axes = _AXES_HEIGHT + min(_LABEL * _SPACING * more, _TALLER)
         height = below + axes + above
         figure = Figure(figsize=(_WIDTH / 72, height / 72), dpi=_DPI)
@@ -302,16 +318,34 @@ def _draw_spread(ax: Axes, point: Point) -> list[Artist]:
     return list(container.get_children())
 
 
-def _draw_point(ax: Axes, point: Point, colour: str, *, hollow: bool) -> Artist:
+def _named(points: Sequence[Point]) -> list[Point]:
+    """The points whose names stand in the picture."""
+    return [point for point in points if not point.quiet]
+
+
+def _sizes(points: Sequence[Point]) -> dict[Point, float]:
+    """Diameters of markers, in points: areas of parts are as their shares of the time."""
+    longest = max((point.share or 0.0 for point in points), default=0.0)
+    return {
+        point: _MARKER
+        if point.share is None
+        else max(_SMALLEST, _LARGEST * math.sqrt(point.share / longest))
+        for point in points
+    }
+
+
+def _draw_point(ax: Axes, point: Point, colour: str, size: float, *, hollow: bool) -> Artist:
     (artist,) = ax.plot(
         point.intensity,
         point.flop_per_s,
         marker=_MARKERS.get(point.level, "D"),
-        markersize=_MARKER,
+        markersize=size,
         markeredgecolor=colour,
         markerfacecolor="white" if hollow else colour,
+        alpha=None if point.share is None else _THROUGH,
         linestyle="none",
-        zorder=6,
+        # Parts may be large and many, and their numbers must be read all the same.
+        zorder=6 if point.share is None else 4,
     )
     return artist
 
@@ -319,7 +353,7 @@ def _draw_point(ax: Axes, point: Point, colour: str, *, hollow: bool) -> Artist:
 def _joins(points: Sequence[Point]) -> Iterator[_Line]:
     """Lines between points of one name: one piece of work, seen at several memory levels."""
     by_name: dict[tuple[str, str], list[Point]] = {}
-    for point in points:
+    for point in (point for point in points if point.share is None):
         by_name.setdefault((point.name, point.device), []).append(point)
     for group in by_name.values():
         if len({point.level for point in group}) == len(group):
@@ -386,12 +420,19 @@ class _Label(NamedTuple):
 
 
 def _beside(
-    width: float, spot: NDArray[np.float64], towards: NDArray[np.float64], distance: float
+    width: float,
+    spot: NDArray[np.float64],
+    towards: NDArray[np.float64],
+    distance: float,
+    clear: float = _CLEAR,
 ) -> _Place:
-    """A place for level text whose nearest edge or corner is ``distance`` from the spot."""
+    """A place for level text whose nearest edge or corner is ``distance`` from the spot.
+
+    Farther off than ``clear`` a line leads to it.
+    """
     corner = spot + distance * towards
     centre = corner + np.round(towards) * (width / 2, _LABEL / 2)
-    return _Place(spot, centre, corner=corner if distance > _CLEAR else None)
+    return _Place(spot, centre, corner=corner if distance > clear else None)
 
 
 def _roof_label(layout: "_Layout", text: str, colour: str, line: _Line) -> _Label:
@@ -417,15 +458,16 @@ def _roof_label(layout: "_Layout", text: str, colour: str, line: _Line) -> _Labe
     return _Label(text, width, colour, places)
 
 
-def _point_label(layout: "_Layout", text: str, point: Point) -> _Label:
+def _point_label(layout: "_Layout", text: str, point: Point, size: float) -> _Label:
     """Beside the point, or farther off with a line to it."""
     spot = layout.at(point.intensity, point.flop_per_s)
     width = _width(text, _LABEL)
     degrees_around = (0, 180, 45, -45, 135, -135, 90, -90, 22, -22, 158, -158, 67, -67, 113, -113)
     angles = [math.radians(degrees) for degrees in degrees_around]
+    clear = size / 2 + _GAP
     places = [
-        _beside(width, spot, np.array((math.cos(angle), math.sin(angle))), distance)
-        for distance in (_CLEAR, *_LEADS)
+        _beside(width, spot, np.array((math.cos(angle), math.sin(angle))), distance, clear)
+        for distance in (clear, *(lead for lead in _LEADS if lead > clear))
         for angle in angles
     ]
     return _Label(text, width, "black", places)
@@ -547,9 +589,11 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
     """The lines under the Axes: flags, what is left out, notes, sources; ``width`` in points."""
     points, names = roofline.points, _names(roofline.points)
     paragraphs = []
-    if _numbered(points, width):
-        key = (f"{index}\N{NO-BREAK SPACE}{name}" for index, name in enumerate(names, 1))
+    named = _named(points)
+    if _numbered(named, width):
+        key = (f"{index}\N{NO-BREAK SPACE}{name}" for index, name in enumerate(_names(named), 1))
         paragraphs.append(f"Points: {', '.join(key)}.")
+    paragraphs += _of_parts(points)
     ratios = [above_roof(point, roofline) for point in points]
     above = [
         f"{name}, {number(ratio, 3)} times"
@@ -591,6 +635,25 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         said = f": {_by_last(details, brief=True)}" if details else "."
         paragraphs.append(f"{source.capitalize()} roofs ({dashes}){said}")
     return [line for text in paragraphs for line in _wrap(text, _CAPTION, width)]
+
+
+def _of_parts(points: Sequence[Point]) -> Iterator[str]:
+    """What areas and colours of parts mean."""
+    shown = [point for point in points if point.share is not None]
+    if not shown:
+        return
+    bounds = {bound: sum(point.bound == bound for point in shown) for bound in _BOUNDS}
+    colours = ", ".join(
+        f"{bound or 'not judged'} {_BOUND_NAMES[bound]} ({count})"
+        for bound, count in bounds.items()
+        if count
+    )
+    largest = max(shown, key=lambda point: point.share or 0.0)
+    quiet = f"; {sum(p.quiet for p in shown)} unnamed" if any(p.quiet for p in shown) else ""
+    yield (
+        f"{len(shown)} parts of the step{quiet}. Area: its time; the largest, {largest.name}, "
+        f"takes {percent(largest.share, 2)} of the step. Colour, what binds it: {colours}."
+    )
 
 
 def _by_last(pairs: Iterable[tuple[str, str]], *, brief: bool = False) -> str:

@@ -1,8 +1,9 @@
 """Measuring a region of steps: ``measure`` around a loop, ``measure_step`` for a callable.
 
-Steps are used up in a fixed order: warm-up; unprofiled steps that are timed; one step for each
-pass of each round, with counters; steps on which kernels are traced. Counters are attached only
-between the timed steps and the traced ones.
+Steps are used up in a fixed order: warm-up; unprofiled steps that are timed; where parts of a step
+are asked for, steps on which they are labelled; one step for each pass of each round, with
+counters; the same again with counters by part; steps on which kernels are traced. Counters are
+attached only while counting.
 """
 
 import gc
@@ -11,15 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Final, Literal, TypeVar
 
 import torch
 
 from roofprobe import activity, ceilings, coverage, environment, metrics
-from roofprobe.counters import CounterBackend, Plan, RoundCounters, external
+from roofprobe.breakdown import Breakdown, check_range_name
+from roofprobe.counters import CounterBackend, Plan, RoundCounters, counts_regions, external
 from roofprobe.errors import (
     CounterPermissionError,
     CuptiError,
@@ -29,12 +32,21 @@ from roofprobe.errors import (
     UnsupportedDeviceError,
     UsageError,
 )
-from roofprobe.record import Clocks, KernelTimes, Measurement, Round, Scalar, Timing
+from roofprobe.record import (
+    Clocks,
+    KernelTimes,
+    Measurement,
+    Regions,
+    Round,
+    Scalar,
+    Timing,
+)
+from roofprobe.regions import BY, By
 from roofprobe.timing import step_timer
 
 T = TypeVar("T")
 
-Phase = Literal["warmup", "plan", "timing", "pass", "kernels", "done"]
+Phase = Literal["warmup", "plan", "timing", "labels", "pass", "kernels", "done"]
 
 # Traced steps; their kernel times are averaged. Two show a step that is not like the others.
 _TRACED_STEPS: Final = 2
@@ -81,6 +93,7 @@ class Probe:
         kernels: bool,
         workload: Mapping[str, Scalar],
         progress: ProgressCallback | None,
+        breakdown: Breakdown | None = None,
     ) -> None:
         self.name = name
         self.done = False
@@ -94,12 +107,17 @@ class Probe:
         self._traced = _TRACED_STEPS if kernels and device.type == "cuda" else 0
         self._workload = dict(workload)
         self._progress = progress or (lambda event: None)
+        self._breakdown = breakdown
+        self._labelled = 0 if breakdown is None else max(1, self._traced)
 
         self._complete = False
         self._steps_run = 0
         self._in_step = False
         self._profiler_seen = False
+        self._passes_run = 0
+        self._part_plan: Plan | None = None
         self._timing: Timing | None = None
+        self._between: float | None = None  # median wall clock between timed steps, s
         self._clocks: Clocks | None = None
         self._kernels: KernelTimes | None = None
         self._collected: list[tuple[RoundCounters, tuple[float, ...]]] = []
@@ -147,7 +165,37 @@ class Probe:
     @property
     def steps_needed(self) -> int:
         """Steps that the whole measurement takes, or probably takes. Waits for the plan."""
-        return self._warmup + self._timed + self._counted_steps(self._plan()) + self._traced
+        counted = self._counted_steps(self._plan()) + self._steps_by_part
+        return self._warmup + self._timed + self._labelled + counted + self._traced
+
+    @property
+    def _steps_by_part(self) -> int:
+        """Steps that are counted by part; until the whole step is known, at most so many."""
+        if not self._counts_parts:
+            return 0
+        return self._counted_steps(self._part_plan or self._plan())
+
+    @property
+    def _counts_parts(self) -> bool:
+        wanted = self._breakdown is not None and self._breakdown.counts
+        return wanted and counts_regions(self._backend)
+
+    def range(self, name: str) -> AbstractContextManager[None]:
+        """A part of the step: ``with probe.range("attention"):``. Ranges may lie in one another.
+
+        What runs within it counts under its name; the backward pass of what is in it does not,
+        unless a range is open around that. Needs ``measure(by=...)``.
+
+        Args:
+            name: Not empty, without ``/``.
+        """
+        check_range_name(name)
+        if self._breakdown is not None:
+            return self._breakdown.range(name)
+        why = "probe.range() was used, and whole steps were asked for: pass by='phase' to measure()"
+        if why not in self._warnings:
+            self._warnings.append(why)
+        return nullcontext()
 
     @property
     def result(self) -> Measurement:
@@ -175,7 +223,15 @@ class Probe:
                 f"completed {len(images)} rounds with CUPTI"
             )
         plan = self._plan()
-        return CounterFile(self._backend.chip, plan.metrics, plan.passes, tuple(images)).save(path)
+        whole = CounterFile(self._backend.chip, plan.metrics, plan.passes, tuple(images))
+        if self._breakdown is not None:
+            whole = replace(
+                whole,
+                labels=self._breakdown.labels,
+                part_metrics=self._part_plan.metrics if self._part_plan is not None else (),
+                parts=tuple(self._breakdown.images),
+            )
+        return whole.save(path)
 
     # -- The order of things --------------------------------------------------------------
 
@@ -187,31 +243,117 @@ class Probe:
             yield
         self._await_plan()
         yield from self._time_steps()
+        if self._breakdown is not None:
+            yield from self._label_steps(self._breakdown)
         yield from self._count_steps()
+        if self._breakdown is not None and self._counts_parts:
+            yield from self._count_regions(self._breakdown)
         if self._traced:
             yield from self._trace_steps()
         self._report("done", 1, 1)
 
     def _time_steps(self) -> Generator[None, None, None]:
         timer = step_timer(self._device)
+        ended: list[float] = []
+        between: list[float] = []
         with environment.sampled_clocks(self._device) as clocks:
             for index in range(self._timed):
                 yield
+                between += [time.perf_counter() - before for before in ended[-1:]]
                 self._report("timing", index + 1, self._timed)
                 timer.begin()
                 yield
                 timer.end()
+                ended.append(time.perf_counter())
             self._timing = timer.result()
+        self._between = median(between) if between else None
         self._clocks = clocks[0] if clocks else None
 
-    def _count_steps(self) -> Generator[None, None, None]:
+    def _label_steps(self, breakdown: Breakdown) -> Generator[None, None, None]:
+        tracer = activity.KernelTracer(self._synchronize, detailed=True) if self._traced else None
         started = time.perf_counter()
-        steps = 0
         try:
+            for index in range(self._labelled):
+                yield
+                self._report("labels", index + 1, self._labelled)
+                if tracer is not None:
+                    self._start_tracer(tracer)
+                with breakdown.labelled(tracer):
+                    yield
+                if tracer is not None:
+                    tracer.stop()
+        finally:
+            if tracer is not None:
+                tracer.stop()
+        traces: Sequence[activity.Trace] = ()
+        if tracer is not None and "kernels" not in self._notes:
+            try:
+                traces = tracer.steps
+            except RoofprobeError as error:
+                self._notes["parts"] = str(error)
+        breakdown.settle(traces)
+        self._note_overhead("labels", started, self._labelled)
+
+    def _count_steps(self) -> Generator[None, None, None]:
+        def collect(durations: tuple[float, ...]) -> None:
+            self._collected.append((self._backend.collect(), durations))
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            self._backend.begin_pass()
+            yield
+
+        def attach() -> Plan:
             self._open_any()
-            self._overhead["open"] = time.perf_counter() - started
-            plan = self._plan()
-            total = self._counted_steps(plan)
+            return self._plan()
+
+        yield from self._count("passes", attach, counted, collect)
+
+    def _count_regions(self, breakdown: Breakdown) -> Generator[None, None, None]:
+        backend = self._backend
+        assert counts_regions(backend)
+
+        # What the whole step has none of, none of its parts has: most kinds of tensor operations,
+        # each of which would take a pass.
+        values = {name: self._collected[-1][0].values.get(name) for name in self._plan().metrics}
+        some = [name for name, value in values.items() if value != 0] or list(values)
+        none = [name for name in values if name not in some]
+
+        def collect(_: tuple[float, ...]) -> None:
+            for name, reason in breakdown.collect(backend, none).items():
+                self._notes[f"parts: {name}"] = reason
+
+        def attach() -> Plan:
+            self._part_plan = backend.prepare(some)
+            breakdown.open(backend)
+            return self._part_plan
+
+        def counted() -> AbstractContextManager[None]:
+            return breakdown.counted(backend)
+
+        yield from self._count("passes by part", attach, counted, collect)
+
+    def _count(
+        self,
+        what: str,
+        attach: Callable[[], Plan],
+        counted: Callable[[], AbstractContextManager[None]],
+        collect: Callable[[tuple[float, ...]], None],
+    ) -> Generator[None, None, None]:
+        """Rounds of passes.
+
+        Args:
+            what: What their price is called in the record.
+            attach: Opens the backend and says what it will count.
+            counted: Begins a pass; left when its step has been issued.
+            collect: Takes in a round, with the seconds of its passes.
+        """
+        started = time.perf_counter()
+        steps, spent = 0, 0.0
+        try:
+            plan = attach()
+            self._add_overhead("open", time.perf_counter() - started)
+            total = self._counted_steps(self._plan()) + self._steps_by_part
             for _ in range(self._round_count):
                 durations: list[float] = []
                 submitted = False
@@ -223,23 +365,25 @@ class Probe:
                         )
                     yield
                     steps += 1
-                    self._report("pass", steps, max(steps, total))
+                    index = self._passes_run + steps
+                    self._report("pass", index, max(index, total))
                     started = time.perf_counter()
-                    self._backend.begin_pass()
-                    self._profiler_seen |= torch._C._autograd._profiler_enabled()
-                    yield
+                    with counted():
+                        self._profiler_seen |= torch._C._autograd._profiler_enabled()
+                        yield
                     submitted = self._backend.end_pass()
                     durations.append(time.perf_counter() - started)
+                spent += sum(durations)
                 started = time.perf_counter()
-                self._collected.append((self._backend.collect(), tuple(durations)))
+                collect(tuple(durations))
                 self._add_overhead("collect", time.perf_counter() - started)
         finally:
             started = time.perf_counter()
             self._backend.close()
             self._add_overhead("close", time.perf_counter() - started)
+        self._passes_run += steps
         if self._timing is not None:
-            counted = sum(sum(durations) for _, durations in self._collected)
-            self._overhead["passes"] = counted - steps * self._timing.median
+            self._overhead[what] = spent - steps * self._timing.median
 
     def _trace_steps(self) -> Generator[None, None, None]:
         tracer = activity.KernelTracer(self._synchronize)
@@ -258,9 +402,7 @@ class Probe:
                 self._kernels = tracer.result()
             except RoofprobeError as error:
                 self._notes["kernels"] = str(error)
-        if self._timing is not None:
-            plain = self._traced * self._timing.median
-            self._overhead["kernels"] = time.perf_counter() - started - plain
+        self._note_overhead("kernels", started, self._traced)
 
     def _start_tracer(self, tracer: activity.KernelTracer) -> None:
         # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
@@ -278,6 +420,8 @@ class Probe:
             return True
         # In the warm-up of its schedule PyTorch does not call it enabled, yet it traces already,
         # which takes every SASS counter to 0. Only then is it worth looking for.
+        if not self._collected:
+            return _profiler_warms_up()
         counted = self._collected[-1][0].values
         judged = coverage.judge(counted, None, profiler_active=False)
         return (judged is None or judged.instrumented == 0) and _profiler_warms_up()
@@ -336,9 +480,12 @@ class Probe:
         parts = [
             f"{self._warmup} warm-up",
             f"{self._timed} timed",
+            *([f"{self._labelled} labelled"] if self._labelled else []),
             f"{'at least ' if plan.window else ''}{self._counted_steps(plan)} with counters "
             f"({len(plan.metrics)} metrics in {plan.passes} passes{rounds})",
         ]
+        if self._counts_parts:
+            parts.append(f"at most {self._steps_by_part} with counters by part")
         if self._traced:
             parts.append(f"{self._traced} with kernel records")
         message = f"{self.steps_needed} steps: {', '.join(parts)}"
@@ -358,6 +505,12 @@ class Probe:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _note_overhead(self, part: str, started: float, steps: int) -> None:
+        """The price of some steps over plain ones, where these were timed."""
+        if self._timing is not None:
+            plain = steps * self._timing.median
+            self._overhead[part] = time.perf_counter() - started - plain
 
     def _add_overhead(self, part: str, duration: float) -> None:
         self._overhead[part] = self._overhead.get(part, 0.0) + duration
@@ -388,6 +541,15 @@ class Probe:
             self._script.close()
         except Exception as error:  # a step's own exception must reach the user
             self._warnings.append(f"closing after a step that was not completed: {error}")
+
+    def _regions(self, plan: Plan) -> Regions | None:
+        if self._breakdown is None:
+            return None
+        if self._breakdown.counts and not self._counts_parts:
+            self._notes["parts"] = (
+                f"{self._backend.source} counts whole steps only, so parts have times and no counts"
+            )
+        return self._breakdown.result(plan.metrics, between=self._between)
 
     def _build(self, plan: Plan, missing: int) -> Measurement:
         unavailable = dict(plan.unavailable)
@@ -422,10 +584,11 @@ class Probe:
             kernels=self._kernels,
             clocks=self._clocks,
             roofs=ceilings.load_cached(machine) if machine.device_kind == "cuda" else (),
+            regions=self._regions(plan),
             overhead=self._overhead,
             notes=self._notes,
         )
-        record = coverage.applied(record, profiler_active=self._profiler_seen)
+        record = _withheld(coverage.applied(record, profiler_active=self._profiler_seen))
         return replace(record, warnings=(*self._warnings, *_noteworthy(record)))
 
 
@@ -443,6 +606,8 @@ def measure(
     backend: Literal["auto", "cupti", "gpm", "analytic"] | CounterBackend = "auto",
     workload: Mapping[str, Scalar] | None = None,
     progress: ProgressCallback | None = None,
+    by: By = "step",
+    model: torch.nn.Module | None = None,
 ) -> Iterator[Probe]:
     """Measures the steps of a loop.
 
@@ -463,15 +628,22 @@ def measure(
             your own.
         workload: Facts to keep in the record.
         progress: Called at every step with a ``Progress``.
+        by: ``step`` for the step as a whole; ``phase`` for its parts as ``Probe.range`` marks
+            them, too; ``layer`` for the modules of ``model`` as well, forward and backward;
+            ``kernel`` for names and times of kernels by range and module, without counters.
+        model: For ``layer`` and ``kernel``: whose modules are told apart.
 
     Raises:
         MeasurementActiveError: another measurement is running in this process.
-        UsageError: counts below their minimum, or ``cupti`` without a CUDA device.
+        UsageError: counts below their minimum, ``cupti`` without a CUDA device, or parts that
+            cannot be told apart so.
     """
     for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
         if value < least:
             raise UsageError(f"{option} is {value}; it must be at least {least}")
     chosen = _device(device)
+    backends = _backends(backend, chosen)
+    breakdown = _breakdown(by, model, backends[0], chosen, kernels=kernels)
     if not _active.acquire(blocking=False):
         raise MeasurementActiveError(
             f"measurement {name!r} was started inside another one, and a GPU has one set of "
@@ -480,7 +652,7 @@ def measure(
     try:
         probe = Probe(
             name,
-            _backends(backend, chosen),
+            backends,
             chosen,
             request=metrics,
             levels=levels,
@@ -490,6 +662,7 @@ def measure(
             kernels=kernels,
             workload=workload or {},
             progress=progress,
+            breakdown=breakdown,
         )
         try:
             yield probe
@@ -563,6 +736,36 @@ def _backend(choice: str, device: torch.device) -> CounterBackend:
     raise UsageError(f"no backend is called {choice!r}; there are auto, cupti, gpm and analytic")
 
 
+def _breakdown(
+    by: By,
+    model: torch.nn.Module | None,
+    backend: CounterBackend,
+    device: torch.device,
+    *,
+    kernels: bool,
+) -> Breakdown | None:
+    if by not in BY:
+        raise UsageError(f"by is {by!r}; a step can be told apart by {', '.join(BY[1:])}")
+    if by == "layer" and model is None:
+        raise UsageError("by='layer' needs the model whose layers they are: pass model=...")
+    # What marks one step for a profiler outside has no parts.
+    if by == "step" or isinstance(backend, external.ExternalBackend):
+        return None
+    cuda = device.type == "cuda"
+    if by == "kernel" and not (cuda and kernels):
+        raise UsageError(
+            "by='kernel' rests on kernel records, which "
+            + ("kernels=False leaves out" if cuda else f"there are none of on device {device}")
+        )
+    if by != "kernel" and not counts_regions(backend):
+        raise UsageError(
+            f"by={by!r} needs a backend that counts parts of a step, and {backend.source} counts "
+            "whole ones"
+        )
+    capturing = torch.cuda.is_current_stream_capturing if cuda else lambda: False
+    return Breakdown(by, model, cuda=cuda, capturing=capturing)
+
+
 def _profiler_warms_up() -> bool:
     """True while a torch.profiler of this process is in the warm-up of its schedule."""
     from torch.profiler import ProfilerAction, profile
@@ -574,6 +777,24 @@ def _profiler_warms_up() -> bool:
         for candidate in gc.get_objects()
         if issubclass(type(candidate), profile)
     )
+
+
+def _withheld(record: Measurement) -> Measurement:
+    """The record without parts' SASS counters, where those of the step cannot be believed."""
+    if record.regions is None or record.coverage is None or record.coverage.trusted:
+        return record
+    hidden = {row.name for row in metrics.rows(record.metrics) if row.instrumented}
+    segments = tuple(
+        replace(
+            segment,
+            counters=tuple(
+                {name: None if name in hidden else value for name, value in counted.items()}
+                for counted in segment.counters
+            ),
+        )
+        for segment in record.regions.segments
+    )
+    return replace(record, regions=replace(record.regions, segments=segments))
 
 
 def _noteworthy(record: Measurement) -> list[str]:

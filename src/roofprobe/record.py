@@ -228,6 +228,95 @@ class CrossCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """What ran while one label was open; segments are disjoint and add up to the step.
+
+    Attributes:
+        range: The user's ranges or phases, outermost first, joined by ``/``; empty outside of any.
+        module: Path of the innermost module, empty for the model itself; None outside of any.
+        direction: For a module ``forward``, ``recompute`` (forward again, for a checkpoint) or
+            ``backward``, else None.
+        entered: How often a step enters it; a module's work is in several pieces where others lie
+            between, and backward there is one for each node of autograd's graph.
+        counters: As in ``Round``, one for each round that counted by region.
+        time: Seconds: durations of its kernels and of the driver's copies and fills on a GPU, wall
+            clock on a CPU; None where that was not taken.
+        launches: Kernels; None where they were not traced.
+    """
+
+    range: str
+    module: str | None
+    direction: str | None
+    entered: float
+    counters: tuple[Mapping[str, float | None], ...] = ()
+    time: float | None = None
+    launches: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """A kernel in one segment, per step.
+
+    Attributes:
+        segment: Index into ``Regions.segments``.
+        launches: How often it ran.
+        time: Sum of its durations, s.
+    """
+
+    segment: int
+    launches: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, or the driver's copies or fills.
+
+    Attributes:
+        name: As in its source.
+        uses: Where it ran.
+    """
+
+    name: str
+    uses: tuple[KernelUse, ...]
+
+    @property
+    def launches(self) -> float:
+        """How often a step ran it."""
+        return sum(use.launches for use in self.uses)
+
+    @property
+    def time(self) -> float:
+        """Sum of its durations in a step, s."""
+        return sum(use.time for use in self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The step by its parts.
+
+    Attributes:
+        by: What was asked for: ``phase``, ``layer`` or ``kernel``.
+        segments: Every label that a step goes through and that has work, in order of appearance.
+        steps: Steps on which times were taken.
+        time_source: ``cupti_activity``, ``perf_counter``, or None where no times were taken.
+        kernels: By time, longest first; empty where they were not traced.
+        lost_time: Seconds of kernels that began before the first label was open.
+        between: Median seconds of wall clock between two timed steps: the loop waits for data.
+        notes: What could not be told apart, and why.
+    """
+
+    by: str
+    segments: tuple[Segment, ...]
+    steps: int
+    time_source: str | None = None
+    kernels: tuple[Kernel, ...] = ()
+    lost_time: float = 0.0
+    between: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and the software. None means that it could not be read or does not exist."""
 
@@ -273,6 +362,7 @@ class Measurement:
         clocks: Clocks in the timed window.
         roofs: Ceilings measured on this device, where that was done.
         crosscheck: The same step under another profiler, where that was done.
+        regions: The step by phase, layer or kernel, where that was asked for.
         overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
         notes: Part -> why it is missing or limited.
         warnings: For the user, in order of appearance.
@@ -294,6 +384,7 @@ class Measurement:
     clocks: Clocks | None = None
     roofs: tuple[MeasuredRoof, ...] = ()
     crosscheck: CrossCheck | None = None
+    regions: Regions | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

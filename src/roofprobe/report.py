@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roofprobe import metrics
+from roofprobe import metrics, part_tables
 from roofprobe.derive import Figure, Figures, figures
+from roofprobe.errors import UsageError
 from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
 from roofprobe.record import CheckedCounter, CrossCheck, Measurement
 from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, path_name, place
@@ -32,6 +33,9 @@ _WORTH_A_ROOF: Final = 0.01
 _APART: Final = 0.03
 
 _ALL_FLOP: Final = "all FLOP"
+
+# Parts of a step whose names stand in its picture.
+NAMED_PARTS: Final = 10
 
 # What each FLOP path is, in the words of the field.
 _PATHS = {
@@ -114,6 +118,11 @@ def text(record: Measurement, *, width: int = 100) -> str:
         console.print(f"n/a: {label}: {reason}")
     for warning in record.warnings:
         console.print(f"warning: {warning}")
+    for table in part_tables.tables(record):
+        console.print()
+        console.print(_table(table.title, table.heads, table.rows, table.sides))
+    for line in part_tables.remarks(record):
+        console.print(line)
     if record.crosscheck is not None:
         console.print()
         console.print(_crosscheck_table(record.crosscheck))
@@ -148,6 +157,45 @@ def roofline_of(
     if derived.study is not None and derived.study.reason is not None and "dram" in levels:
         placed.append(_study_point(record, derived))
     return Roofline.of(_title(record), [*ceilings, *mix], [*placed, *_lacking(ceilings, sources)])
+
+
+def layered_roofline(
+    record: Measurement, *, sources: Sequence[Source] = SOURCES, named: int = NAMED_PARTS
+) -> Roofline:
+    """The roofline of a step's parts: a point for each, sized by its time.
+
+    Args:
+        record: Measured by phase or layer.
+        sources: As in ``roofline_of``.
+        named: How many parts keep their names: those that lose most time.
+
+    Raises:
+        UsageError: the record has no counts by part.
+    """
+    regions = record.regions
+    if regions is None or not any(segment.counters for segment in regions.segments):
+        raise UsageError(
+            f"{record.name!r} was not counted by part: measure it with --by layer or --by phase"
+        )
+    derived = figures(record)
+    ceilings = _roofs(record, derived, ("dram",), sources)
+    placed: list[Point | LeftOut] = []
+    left = named
+    for part in part_tables.by_loss(record):
+        found = place(
+            part.name,
+            part.figures.flop_total.value,
+            part.figures.byte["dram"].value if "dram" in part.figures.byte else None,
+            part.time,
+            source=record.source,
+        )
+        if isinstance(found, Point):
+            bound = part.verdict.bound
+            found = replace(found, share=part.share, bound=bound, quiet=left <= 0)
+            left -= 1
+        placed.append(found)
+    title = f"{_title(record)}: by {regions.by}"
+    return Roofline.of(title, ceilings, [*placed, *_lacking(ceilings, sources)])
 
 
 def overlay(
@@ -337,6 +385,17 @@ def save_plot(record: Measurement, path: str | os.PathLike[str]) -> Path:
     from roofprobe.plot import save_roofline  # matplotlib takes a while, and text needs none
 
     return save_roofline(roofline_of(record), path)
+
+
+def save_layered_plot(record: Measurement, path: str | os.PathLike[str]) -> Path:
+    """Draws the roofline of a record's parts into a file.
+
+    Raises:
+        UsageError: the record has no counts by part.
+    """
+    from roofprobe.plot import save_roofline
+
+    return save_roofline(layered_roofline(record), path)
 
 
 def _title(record: Measurement) -> str:

@@ -65,6 +65,9 @@ class Point:
         spread: Of intensity and of rate: largest minus smallest over the mean; None where there
             was no repetition.
         device: As in ``Ceiling``.
+        share: Of a part of a step: its share of the step's time, a fraction; None for a whole one.
+        bound: Of a part of a step: what binds it, as in a verdict; None where that is not told.
+        quiet: True for one of many, whose name does not stand in the picture.
     """
 
     name: str
@@ -75,6 +78,9 @@ class Point:
     note: str = ""
     spread: tuple[float | None, float | None] = (None, None)
     device: str = ""
+    share: float | None = None
+    bound: str | None = None
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         _require_positive(f"point {self.name!r}", self.intensity, self.flop_per_s)

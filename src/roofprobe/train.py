@@ -28,6 +28,7 @@ import roofprobe
 from roofprobe import metrics
 from roofprobe.counters import external
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
+from roofprobe.regions import BY
 
 # PyTorch takes seconds to import, so that it is left to the functions that need it: --help and
 # complaints about the command line come at once.
@@ -42,6 +43,7 @@ EPOCHS: Final = 90  # of a whole training, as in the example
 _PHASES: Final = {
     "warmup": "warm-up",
     "timing": "timing, no counters attached",
+    "labels": "labels, and kernel records where there is a GPU",
     "kernels": "kernel records",
 }
 _LINES: Final = 50  # passes that are told one by one
@@ -141,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--warmup", type=count, metavar="N", help="unmeasured steps first (5; on a CPU 1)")
     add("--rounds", type=positive, default=1, metavar="N",
         help="repeat the whole set of passes, for a mean and a spread (%(default)s)")
+    add("--by", choices=BY, default=BY[0],
+        help="parts of the step to tell apart: phases, layers too, or kernels (%(default)s)")
     add("--metrics", default=metrics.DEFAULT_SET, metavar="NAME|LIST",
         help=f"a set ({', '.join(metrics.SET_NAMES)}) or CUPTI names with commas (%(default)s)")
     add("--amp", choices=("bf16", "fp16"), help="mixed precision; fp16 scales the loss (fp32)")
@@ -257,7 +261,7 @@ def _train(
     val = imagenet.val_batches(*data) if limit == len(batches) else None
     base, folder = _folders(args, ranks)
     say(f"=> {options.arch}, {options.batch_size} images a step, on {device}")
-    with _Region(args, options, device, ranks, folder, say) as region:
+    with _Region(args, trainer, device, ranks, folder, say) as region:
         while trainer.epoch < last:
             _train_epoch(trainer, batches, limit, region, args.print_freq, say)
             trainer.end_epoch()
@@ -336,12 +340,13 @@ class _Region:
     def __init__(
         self,
         args: argparse.Namespace,
-        options: "Options",
+        trainer: "Trainer",
         device: "torch.device",
         ranks: "Ranks",
         folder: Path,
         say: Say,
     ) -> None:
+        options = trainer.options
         self.closed = False
         self.tracing = False
         self.loss: torch.Tensor | None = None
@@ -367,10 +372,16 @@ class _Region:
             backend=args.backend,
             workload=_workload(options, ranks),
             progress=self._on_progress,
+            by=args.by,
+            model=trainer.model,
         )
+        self._trainer = trainer
+        self._by = args.by
 
     def __enter__(self) -> "_Region":
         self._probe = self._measure.__enter__()
+        if self._by != BY[0]:
+            self._trainer.phase = self._probe.range
         return self
 
     def __exit__(
@@ -436,13 +447,16 @@ class _Region:
         self._say("\n" + report.text(self._result))
         try:
             self._files.append(report.save_plot(self._result, self._folder / "roofline.png"))
+            if self._by in ("phase", "layer"):
+                picture = self._folder / f"{self._by}s.png"
+                self._files.append(report.save_layered_plot(self._result, picture))
         except RoofprobeError as error:
             self._say(f"no plot: {error}")
         for path in self._files:
             print(path, flush=True)
 
     def _on_progress(self, event: "roofprobe.Progress") -> None:
-        self.tracing = event.phase == "kernels"
+        self.tracing = event.phase in ("kernels", "labels")
         if event.phase == "plan":
             # From after the warm-up on, for ``ncu --profile-from-start off``.
             self._bracket()
@@ -557,6 +571,8 @@ def _options(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -
             raise UsageError("--amp fp16 needs a GPU, because loss scaling does: use --amp bf16")
         if args.verify_ncu:
             raise UsageError("--verify-ncu needs an NVIDIA GPU: there are no counters to compare")
+        if args.by == "kernel":
+            raise UsageError("--by kernel needs an NVIDIA GPU: use --by layer or --by phase")
         if args.backend in ("cupti", "gpm"):
             raise UsageError(
                 f"--backend {args.backend} needs an NVIDIA GPU: use --backend analytic"

@@ -1,6 +1,9 @@
-import pytest
+from types import SimpleNamespace
 
-from roofprobe.activity import Span, seconds_per_tick, summarize
+import pytest
+from cupti import cupti
+
+from roofprobe.activity import KernelTracer, Span, in_seconds, seconds_per_tick, summarize
 
 
 def test_sum_union_and_span_are_means_over_steps():
@@ -49,3 +52,46 @@ def test_the_unit_of_time_stamps():
     assert seconds_per_tick(1_000_500, 1_000_000) == 1e-9
     # 2.1 ticks a nanosecond, as torch.profiler leaves it on a 2.1 GHz processor
     assert seconds_per_tick(2_100_000, 1_000_000) == pytest.approx(1e-9 / 2.1)
+
+
+def test_transfers_are_no_work_of_the_device():
+    work = [Span("kernel", 1.0, 2.0), Span("transfer", 0.0, 9.0, byte=100)]
+    found = summarize([work])
+    assert (found.launches, found.span, found.union, found.copies) == (1, 1.0, 1.0, 0)
+
+
+def test_work_gets_the_time_of_the_call_that_asked_for_it():
+    records = [(Span("kernel", 30, 40), 7), (Span("fill", 50, 60, byte=8), 8)]
+    kernel, fill = in_seconds(records, {7: 10}, 0.5)
+    assert (kernel.start, kernel.end, kernel.issued, kernel.asked) == (15, 20, 5, 5)
+    assert (fill.start, fill.end, fill.issued, fill.asked) == (25, 30, None, 25)
+
+
+@pytest.mark.parametrize("detailed", [True, False])
+def test_what_is_kept_of_cuptis_records(detailed):
+    kinds = cupti.ActivityKind
+
+    def record(kind, start, number, **more):
+        more = {"graph_id": 0, **more}
+        return SimpleNamespace(kind=kind, start=start, end=start + 5, correlation_id=number, **more)
+
+    tracer = KernelTracer(lambda: None, detailed=detailed)
+    tracer._keep(
+        [
+            # a call of the runtime, the driver's call inside it, and the kernel that it launched
+            record(kinds.DRIVER, 12, 3),
+            record(kinds.RUNTIME, 10, 3),
+            record(kinds.CONCURRENT_KERNEL, 20, 3, name="_Z3addv"),
+            record(kinds.MEMSET, 30, 4, bytes=64),
+            record(kinds.MEMCPY, 40, 5, bytes=32, copy_kind=8, graph_id=1),
+            record(kinds.MEMCPY, 50, 6, bytes=16, copy_kind=1),  # from the host
+        ]
+    )
+    kept = in_seconds(tracer._records, tracer._calls, 1.0)
+    name, call = ("_Z3addv", 10.0) if detailed else ("", None)
+    expected = [
+        Span("kernel", 20, 25, name=name, issued=call),
+        Span("fill", 30, 35, 64),
+        Span("copy", 40, 45, 32, from_graph=True),
+    ]
+    assert list(kept) == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])

@@ -337,3 +337,45 @@ def test_no_pyplot(tmp_path):
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PARTS = Roofline(
+    "by layer",
+    CPU.ceilings,
+    (
+        Point("conv", 20, 1e11, "dram", "cupti", share=0.4, bound="compute"),
+        Point("norm", 0.5, 2e9, "dram", "cupti", share=0.1, bound="memory"),
+        Point("tiny", 5, 1e9, "dram", "cupti", share=1e-6, bound=None, quiet=True),
+    ),
+    (),
+)
+
+
+def test_parts_have_areas_as_their_times_and_colours_as_their_verdicts():
+    _, _, points, texts = drawn(PARTS)
+    by_place = {line.get_xdata()[0]: line for line in points}
+    conv, norm, tiny = (by_place[point.intensity] for point in PARTS.points)
+    areas = conv.get_markersize() ** 2, norm.get_markersize() ** 2
+    assert areas[0] / areas[1] == pytest.approx(0.4 / 0.1)
+    assert 0 < tiny.get_markersize() < norm.get_markersize()
+    colours = {line.get_markeredgecolor() for line in (conv, norm, tiny)}
+    assert len(colours) == 3
+    # small ones lie on large ones
+    order = [line.get_markersize() for line in points]
+    assert order == sorted(order, reverse=True)
+    assert {"conv", "norm"} <= set(texts)
+    assert "tiny" not in texts
+
+
+def test_the_caption_says_what_areas_and_colours_mean():
+    caption = " ".join(drawn(PARTS)[3][-1].split())
+    assert "3 parts of the step; 1 unnamed" in caption
+    assert "the largest, conv, takes 40% of the step" in caption
+    assert "memory blue (1), compute orange (1), not judged grey (1)" in caption
+
+
+def test_parts_of_one_name_are_not_joined():
+    twice = replace(PARTS, points=tuple(replace(p, name="x", level="l2") for p in PARTS.points))
+    one = Point("x", 1, 1e9, "dram", "cupti", share=0.2)
+    _, roofs, _, _ = drawn(replace(twice, points=(*twice.points[:1], one)))
+    assert len(roofs) == len(PARTS.ceilings)

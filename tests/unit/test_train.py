@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from roofprobe import Measurement, ceilings, imagenet, report, train
+from roofprobe import Measurement, ceilings, imagenet, parts, report, train
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
 from roofprobe.imagenet import Options, Output, Ranks, Scores, Trainer
 
@@ -155,7 +155,7 @@ def test_bad_input_gets_one_sentence(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
-@pytest.mark.parametrize("option", ["--gpu 1", "--amp fp16", "--backend cupti"])
+@pytest.mark.parametrize("option", ["--gpu 1", "--amp fp16", "--backend cupti", "--by kernel"])
 def test_what_needs_a_gpu_says_so(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["--dummy", *option.split()]) == 2
     assert "GPU" in capsys.readouterr().err
@@ -426,6 +426,35 @@ def test_real_images_are_measured(
     assert [line.split()[1].rstrip(":,") for line in phases] == [
         "squeezenet1_1", "warm-up", "4", "[0][0/3]", "timing", "[0][2/3]", "pass", "measuring",
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick_report")
+@pytest.mark.parametrize("by", ["phase", "layer"])
+def test_parts_of_a_step(
+    by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TinyModel()
+    model.layer = nn.Linear(3, 1000)
+    monkeypatch.setattr(imagenet, "build_model", lambda arch, pretrained: model)
+    out = tmp_path / "out"
+    assert train.main(["--dummy", *SMALL, "--by", by, "--out", str(out)]) == 0
+    record = Measurement.load(out / "run.json")
+    assert record.regions is not None
+    ranges = dict.fromkeys(segment.range for segment in record.regions.segments)
+    assert list(ranges) == ["", "data", "forward", "loss", "optimizer", "backward"]
+    modules = {segment.module for segment in record.regions.segments}
+    assert modules == ({None} if by == "phase" else {None, "", "layer"})
+    # 2 images of 3 channels into 1000 classes; the images need no gradient
+    named = {part.name: part.figures.flop_total.value for part in parts.parts(record)}
+    one = 2 * 2 * 3 * 1000
+    if by == "phase":
+        assert (named["forward"], named["backward"]) == (one, one)
+    else:
+        assert (named["layer forward"], named["layer backward"]) == (one, one)
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == str(out / f"{by}s.png")
+    assert (out / f"{by}s.png").read_bytes().startswith(b"\x89PNG")
+    assert "The parts add up to the uncut step: 100% of its FLOP" in printed
 
 
 @pytest.mark.usefixtures("quick_report")

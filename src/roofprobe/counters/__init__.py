@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,6 @@ class CounterBackend(Protocol):
         ...
 
 
-@runtime_checkable
 class RegionBackend(CounterBackend, Protocol):
     """A backend that can also count by region, which is a number.
 
@@ -129,3 +128,9 @@ class RegionBackend(CounterBackend, Protocol):
     def collect_regions(self) -> RegionCounters:
         """Values of the round just completed; the next ``begin_regions`` starts another."""
         ...
+
+
+def counts_regions(backend: CounterBackend) -> TypeGuard[RegionBackend]:
+    """True for a backend that can also count by region."""
+    # Not by isinstance: that would ask for the chip, which takes CUPTI half a second to tell.
+    return callable(getattr(type(backend), "switch", None))

@@ -278,12 +278,30 @@ def _evaluate_regions(
         for index, name in enumerate(host.range_names(image)):
             if name == _DISCARD_RANGE:
                 continue
-            if not name.startswith(_REGION_PREFIX):
+            number = name.removeprefix(_REGION_PREFIX)
+            if not (name.startswith(_REGION_PREFIX) and number.isdecimal()):
                 raise RecordError(f"counter data holds a range {name!r}, which is no region")
             values, why = _evaluate_range(host, image, index, metrics, ranges_dropped)
-            found[int(name.removeprefix(_REGION_PREFIX))] = values
+            region = int(number)
+            if region in found:  # ranges of one name come back as one, as far as seen
+                values = _added(found[region], values)
+            found[region] = values
             reasons |= why
     return RegionCounters(found, reasons, ranges_dropped, image.seal())
+
+
+def _added(
+    first: Mapping[str, float | None], second: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """Sums of what can be summed up."""
+    total: dict[str, float | None] = {}
+    for name, value in first.items():
+        other = second[name]
+        if value is None or other is None or not name.endswith(".sum"):
+            total[name] = None
+        else:
+            total[name] = value + other
+    return total
 
 
 def _evaluate_range(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from roofprobe.counters import Plan, RoundCounters
-from roofprobe.counters.cupti import evaluate_image
+from roofprobe.counters import Plan, RegionCounters, RoundCounters
+from roofprobe.counters.cupti import evaluate_image, evaluate_regions
 from roofprobe.errors import RecordError
 from roofprobe.record import write_whole
 
@@ -36,12 +36,18 @@ class CounterFile:
         metrics: Metrics that were scheduled.
         passes: Steps that each round took.
         images: One sealed image a round.
+        labels: What the regions of ``parts`` are, by number; each a JSON-like tuple.
+        part_metrics: Metrics that were scheduled for ``parts``.
+        parts: One sealed image a round that counted by region; empty where none did.
     """
 
     chip: str
     metrics: tuple[str, ...]
     passes: int
     images: tuple[bytes, ...]
+    labels: tuple[tuple[str | None, ...], ...] = ()
+    part_metrics: tuple[str, ...] = ()
+    parts: tuple[bytes, ...] = ()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the file whole or not at all."""
@@ -53,7 +59,11 @@ class CounterFile:
             "passes": self.passes,
             "sizes": [len(image) for image in self.images],
         }
-        body = lzma.compress(b"".join(self.images), preset=9)
+        if self.parts:
+            head["labels"] = [list(label) for label in self.labels]
+            head["part_metrics"] = list(self.part_metrics)
+            head["part_sizes"] = [len(image) for image in self.parts]
+        body = lzma.compress(b"".join((*self.images, *self.parts)), preset=9)
         return write_whole(path, json.dumps(head).encode() + b"\n" + body)
 
     @classmethod
@@ -85,20 +95,29 @@ class CounterFile:
                 )
             chip, metrics = str(head["chip"]), tuple(map(str, head["metrics"]))
             passes, sizes = int(head["passes"]), [int(size) for size in head["sizes"]]
+            part_sizes = [int(size) for size in head.get("part_sizes", ())]
+            labels = tuple(map(tuple, head.get("labels", ())))
+            part_metrics = tuple(map(str, head.get("part_metrics", ())))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RecordError("not a roofprobe counter file") from None
-        if min(sizes, default=0) < 0 or sum(sizes) > _MAX_BYTE:
+        every = [*sizes, *part_sizes]
+        if min(every, default=0) < 0 or sum(every) > _MAX_BYTE:
             raise RecordError("not a roofprobe counter file: impossible image sizes")
-        joined = _unpack(body, sum(sizes))
+        joined = _unpack(body, sum(every))
         images = []
-        for size in sizes:
+        for size in every:
             images.append(joined[:size])
             joined = joined[size:]
-        return cls(chip, metrics, passes, tuple(images))
+        whole, parts = tuple(images[: len(sizes)]), tuple(images[len(sizes) :])
+        return cls(chip, metrics, passes, whole, labels, part_metrics, parts)
 
     def evaluate(self) -> list[RoundCounters]:
         """Values of every round. Needs no GPU."""
         return [evaluate_image(image, self.metrics) for image in self.images]
+
+    def evaluate_parts(self) -> list[RegionCounters]:
+        """Values of every round that counted by region. Needs no GPU."""
+        return [evaluate_regions(image, self.part_metrics) for image in self.parts]
 
 
 def _unpack(body: bytes, size: int) -> bytes:

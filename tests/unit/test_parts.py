@@ -1,0 +1,262 @@
+"""Parts of a step judged one by one, from numbers worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+from test_record import sample
+
+from roofprobe import metrics
+from roofprobe.errors import UsageError
+from roofprobe.part_tables import by_loss
+from roofprobe.parts import checks, parts, phases, within
+from roofprobe.record import (
+    Environment,
+    Kernel,
+    KernelTimes,
+    KernelUse,
+    MeasuredRoof,
+    Regions,
+    Round,
+    Segment,
+    Timing,
+)
+from roofprobe.report import layered_roofline, text
+
+TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
+FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
+READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
+FULL = metrics.metric_set("full", "GH100")
+H200 = Environment("NVIDIA H200", "cuda", chip="GH100", sm_count=132, memory_byte=150_109_880_320)
+ROOFS = (
+    MeasuredRoof("TF32 GEMM", "flop", 400e12, 0.0, "8192^3", "tensor_tf32", None),
+    MeasuredRoof("FP32 GEMM", "flop", 50e12, 0.0, "8192^3", "sass_fp32", None),
+    MeasuredRoof("DRAM copy", "byte", 4e12, 0.0, "8 GiB", None, "dram"),
+)
+
+
+def counters(tf32=0.0, byte=0.0, **others):
+    """Half of the bytes are read and half written."""
+    return {**dict.fromkeys(FULL, 0.0), TF32: tf32, READ: byte / 2, WRITE: byte / 2, **others}
+
+
+def segment(module, direction, time, counted, range_="", launches=1.0):
+    return Segment(range_, module, direction, 1.0, (counted,), time, launches)
+
+
+# Under roofs of 400 TFLOP/s and 4 TB/s, in a step of 20 ms:
+CONV = segment("net.conv", "forward", 6.25e-3, counters(2e12, 4e9))  # 5 ms of FLOP: 80%
+NORM = segment("net.norm", "backward", 8e-3, counters(0.0, 20e9))  # 5 ms of bytes: 62.5%
+REST = segment(None, None, 1e-3, counters(0.0, 0.4e9), range_="optimizer", launches=7.0)
+KERNELS = (
+    Kernel("void gemm<float>(float*)", (KernelUse(0, 1.0, 6.25e-3),)),
+    Kernel("reduce", (KernelUse(1, 1.0, 8e-3), KernelUse(2, 7.0, 1e-3))),
+)
+
+
+def record(*segments, by="layer", byte=24.4e9, **changes):
+    segments = segments or (CONV, NORM, REST)
+    regions = Regions(by, segments, 2, "cupti_activity", KERNELS, 0.0, 2e-3)
+    return sample(
+        environment=H200,
+        metrics=FULL,
+        rounds=(Round(counters(2e12, byte), 7, 0),),
+        unavailable={},
+        timing=Timing((20e-3, 20e-3), "cuda_events"),
+        kernels=KernelTimes(2, 9, 0, 15.25e-3, 15.25e-3, 19e-3, 0, 0),
+        roofs=ROOFS,
+        regions=regions,
+        **{"notes": {}, "warnings": (), **changes},
+    )
+
+
+def test_each_part_is_judged_by_its_own_counts_and_time():
+    conv, norm, rest = parts(record())
+    assert [part.name for part in (conv, norm, rest)] == [
+        "net.conv forward",
+        "net.norm backward",
+        "(optimizer)",
+    ]
+    assert conv.verdict.bound == "compute"
+    assert conv.verdict.fraction == pytest.approx(0.8)
+    assert (norm.verdict.bound, norm.verdict.level) == ("memory", "dram")
+    assert norm.verdict.fraction == pytest.approx(0.625)
+    assert (rest.verdict.bound, rest.verdict.cause) == ("latency", "kernels")
+    assert conv.figures.intensity["dram"].value == pytest.approx(500)
+    # the time is the kernels' own, and so is the source
+    assert conv.figures.step_time.value == 6.25e-3
+    assert conv.figures.step_time.source == "cupti_activity"
+
+
+def test_shares_are_of_the_unprofiled_step_and_losses_are_against_the_closest_roof():
+    conv, norm, rest = parts(record())
+    assert [p.share for p in (conv, norm, rest)] == pytest.approx([0.3125, 0.4, 0.05])
+    # 6.25 - 5, 8 - 5, 1 - 0.1 ms
+    assert [p.lost for p in (conv, norm, rest)] == pytest.approx([1.25e-3, 3e-3, 0.9e-3])
+    assert [part.name for part in by_loss(record())] == [
+        "net.norm backward",
+        "net.conv forward",
+        "(optimizer)",
+    ]
+
+
+def test_what_is_not_counted_is_never_a_partial_sum():
+    hidden = replace(CONV, counters=(counters(2e12, 4e9, **{FFMA: None}),))
+    whole = record(hidden, NORM, REST)
+    conv = parts(whole)[0]
+    assert conv.figures.flop_total.value is None
+    assert "ffma" in conv.figures.flop_total.reason
+    assert conv.figures.flop["tensor_tf32"].value == 2e12
+    assert conv.lost_at_most
+    assert within(whole, "net").figures.flop_total.value is None
+    flop, dram, *_ = checks(whole)
+    assert flop.ratio is None
+    assert not flop.agrees
+    assert dram.ratio == pytest.approx(1)
+    assert "Whether the parts' FLOP add up is not known: the parts have no value." in words(whole)
+
+
+def test_parts_without_a_time_have_no_rate_and_no_loss():
+    untimed = record(*(replace(part, time=None, launches=None) for part in (CONV, NORM)))
+    untimed = replace(untimed, regions=replace(untimed.regions, time_source=None, kernels=()))
+    conv, norm = parts(untimed)
+    assert conv.time is None
+    assert conv.share is None
+    assert conv.lost is None
+    assert conv.figures.flop_total.value == 2e12
+    assert conv.figures.flop_per_s.value is None
+    # without times the order is that of the step
+    assert by_loss(untimed) == [conv, norm]
+    assert "Parts have no time" in words(untimed)
+    assert layered_roofline(untimed).points == ()
+
+
+def test_the_sum_beside_the_step():
+    assert all(check.agrees for check in checks(record()))
+    whole = record(byte=26e9)
+    flop, dram, _, _ = checks(whole)
+    assert flop.agrees
+    assert dram.ratio == pytest.approx(24.4 / 26)
+    assert not dram.agrees
+    assert "DO NOT add up to the uncut step: of its DRAM bytes, 6.15% are missing" in words(whole)
+    more = record(byte=20e9)
+    assert "22% are too much" in words(more)
+
+
+def test_levels_that_were_not_asked_for_are_not_checked():
+    few = (READ, WRITE)
+    own = dict.fromkeys(few, 5.0)
+    whole = replace(
+        record(replace(CONV, counters=(own,)), replace(NORM, counters=(own,))),
+        metrics=few,
+        rounds=(Round(dict.fromkeys(few, 10.0), 1, 0),),
+    )
+    assert [(check.name, check.ratio) for check in checks(whole)] == [("FLOP", None), ("dram", 1)]
+
+
+def test_phases_and_prefixes():
+    conv, norm = (replace(part, range=name) for part, name in ((CONV, "a"), (NORM, "a/b")))
+    whole = record(conv, norm, REST)
+    assert [part.name for part in phases(whole)] == ["a", "a/b", "optimizer"]
+    assert within(whole, "a").figures.byte["dram"].value == pytest.approx(24e9)
+    assert within(whole, "a/b").figures.byte["dram"].value == pytest.approx(20e9)
+    assert within(whole, "net").time == pytest.approx(14.25e-3)
+    assert within(whole, "net.norm").time == pytest.approx(8e-3)
+    with pytest.raises(UsageError, match=r"'net\.nor'"):
+        within(whole, "net.nor")
+
+
+def words(whole):
+    return " ".join(text(whole, width=100).split())
+
+
+def test_the_table_says_what_to_fix_first():
+    shown = text(record(), width=100)
+    lines = shown.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("By layer"))
+    first, second, third = (lines[at + n].split("│") for n in (3, 4, 5))
+    assert [cell.strip() for cell in first] == [
+        "net.norm backward", "8 ms", "40%", "0", "20 GB", "DRAM 62%", "3 ms",
+    ]  # fmt: skip
+    assert second[0].strip() == "net.conv forward"
+    assert second[5].strip() == "compute 80%"
+    assert third[0].strip() == "(optimizer)"
+    assert third[5].strip() == "latency (DRAM 10%)"
+    assert max(map(len, lines)) <= 100
+
+
+def test_kernels_by_time_with_where_they_ran():
+    lines = text(record(), width=100).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("Kernels by time"))
+    # as the record has them, which is longest first
+    gemm, reduce = (lines[at + n].split("│") for n in (3, 4))
+    assert [cell.strip() for cell in gemm] == [
+        "void gemm<float>(float*)", "1", "6.25 ms", "31%", "net.conv forward",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in reduce] == [
+        "reduce", "8", "9 ms", "45%", "net.norm backward +1",
+    ]  # fmt: skip
+
+
+def test_what_the_parts_rest_on_is_said():
+    said = words(record())
+    assert "The parts add up to the uncut step: 100% of its FLOP, 100% of its DRAM bytes" in said
+    assert "kernels on 2 steps traced for it (cupti_activity)" in said
+    # 1 - 15.25 / 20
+    assert "No kernel runs in 23.8% of the step, which no part has." in said
+    assert "Between two steps the loop takes 2 ms" in said
+
+
+def test_many_parts_are_cut_short_and_the_rest_is_summed_up():
+    many = [
+        segment(f"l{n}", "forward", 1e-3, counters(1e11, 1e9)) for n in range(24)
+    ]  # 1 ms where the bytes take 0.25
+    shown = text(record(*many), width=100)
+    row = next(line for line in shown.splitlines() if line.startswith("4 more"))
+    assert [cell.strip() for cell in row.split("│")] == [
+        "4 more", "4 ms", "20%", "400 G", "4 GB", "", "3 ms",
+    ]  # fmt: skip
+
+
+def test_a_point_for_each_part_sized_by_time_and_coloured_by_verdict():
+    conv = replace(REST, module="head", direction="forward", counters=(counters(1e9, 1e9),))
+    found = layered_roofline(record(CONV, NORM, conv), named=1)
+    assert [(p.name, p.intensity, p.bound, p.quiet) for p in found.points] == [
+        ("net.conv forward", pytest.approx(500), "compute", False),
+        ("head forward", pytest.approx(1), "latency", True),
+    ]
+    assert [point.share for point in found.points] == pytest.approx([0.3125, 0.05])
+    # without FLOP there is no place on the plane
+    assert found.left_out == (("net.norm backward", "0 FLOP"),)
+    assert {ceiling.name for ceiling in found.ceilings if ceiling.source == "measured"} == {
+        "TF32 GEMM",
+        "DRAM copy",
+    }
+
+
+def test_a_whole_step_has_no_parts():
+    whole = replace(record(), regions=None)
+    assert parts(whole) == phases(whole) == ()
+    assert checks(whole) == ()
+    assert "By layer" not in text(whole)
+    with pytest.raises(UsageError, match="was not counted by part"):
+        layered_roofline(whole)
+
+
+def test_two_rounds_have_a_mean_and_a_spread():
+    twice = replace(CONV, counters=(counters(2e12, 4e9), counters(2e12, 6e9)))
+    whole = record(twice)
+    assert parts(whole)[0].figures.byte["dram"].value == pytest.approx(5e9)
+    assert parts(whole)[0].figures.byte["dram"].spread == pytest.approx(0.4)
+
+
+def test_kernels_alone_are_sorted_by_time_and_have_no_counts():
+    bare = [replace(part, counters=()) for part in (CONV, NORM, REST)]
+    whole = record(*bare, by="kernel")
+    assert checks(whole) == ()
+    lines = text(whole, width=100).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("By layer, by time"))
+    first = [cell.strip() for cell in lines[at + 3].split("│")]
+    assert first == ["net.norm backward", "8 ms", "40%", "n/a", "n/a", "n/a", "n/a"]
+    assert any(line.startswith("Kernels by time, 2 of 2") for line in lines)
+    with pytest.raises(UsageError, match="was not counted by part"):
+        layered_roofline(whole)
