@@ -105,7 +105,7 @@ def figures(record: Measurement) -> Figures:
     """Derives every figure of a record."""
     rows = metrics.rows(record.metrics)
     flop = {
-        path: _summed(record, [row for row in rows if row.path == path])
+        path: _path(record, path, [row for row in rows if row.path == path])
         for path in dict.fromkeys(row.path for row in rows if row.kind in ("flop", "op"))
         if path is not None and path != "study_fp16"
     }
@@ -159,6 +159,17 @@ def _fma_share(record: Measurement) -> Figure:
     return _ratio(_summed(record, [replace(fma, weight=1.0)]), every)
 
 
+def _path(record: Measurement, path: str, asked: Sequence[Metric]) -> Figure:
+    """FLOP of a path; None where the chip counts more of it than was asked for."""
+    names = {row.name for row in asked}
+    lacking = [row.name for row in metrics.rows_of_path(record.environment.chip, path)]
+    lacking = [name for name in lacking if name not in names]
+    if lacking and record.source not in ("analytic", "gpm"):
+        reason = f"this run did not count {', '.join(lacking)}, which are FLOP of that path as well"
+        return Figure(None, record.source, reason=reason)
+    return _summed(record, asked)
+
+
 def _total(record: Measurement, counted: Sequence[Metric]) -> Figure:
     """Sum over paths; None where the chip has a path that this run did not count."""
     asked = {row.path for row in counted}
@@ -169,6 +180,10 @@ def _total(record: Measurement, counted: Sequence[Metric]) -> Figure:
         names = ", ".join(missing)
         reason = f"this run did not count {names}; the set {metrics.DEFAULT_SET} does"
         return Figure(None, record.source, reason=reason)
+    for path in asked:
+        part = _path(record, str(path), [row for row in counted if row.path == path])
+        if part.value is None:
+            return part
     return _summed(record, counted)
 
 
@@ -185,7 +200,16 @@ def _bytes(record: Measurement, rows: Sequence[Metric]) -> dict[str, Figure]:
             part = [row for row in exact if row.direction == direction]
             if part:
                 found[f"{level}_{direction}"] = _summed(record, part)
-        found[level] = _summed(record, exact or here)
+        directions = {row.direction for row in exact}
+        if exact == here and len(directions) == 1:
+            one = directions.pop()
+            reason = f"this run counted {level.upper()} bytes {one} only"
+            found[level] = Figure(None, record.source, reason=reason)
+        elif len(directions) == 1:
+            # One direction beside a counter of both: the latter is the level's figure.
+            found[level] = _summed(record, [row for row in here if row.direction is None])
+        else:
+            found[level] = _summed(record, exact or here)
     return found
 
 

@@ -289,6 +289,13 @@ def flop_paths(chip: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in exact if path is not None))
 
 
+def rows_of_path(chip: str | None, path: str) -> tuple[Metric, ...]:
+    """Everything that a chip counts of a FLOP path; nothing for a chip without a table."""
+    family = next((family for family in FAMILIES if chip in family.chips), None)
+    rows = (*family.tensor, *family.sass) if family is not None else ()
+    return tuple(row for row in rows if row.path == path)
+
+
 SET_NAMES: Final = ("study", "fp32", "memory", "full")
 
 
@@ -313,7 +320,7 @@ def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[
             *((_STUDY_DRAM_TOTAL,) if family.sectors else ()),
             _TIME,
         ),
-        "fp32": (*memory, _TIME, *SASS_FP32),
+        "fp32": (*memory, _TIME, *(row for row in family.sass if row.path == "sass_fp32")),
         "memory": (*memory, _TIME),
         "full": (*family.tensor[:1], *memory, _TIME, *family.tensor[1:], *family.sass),
     }

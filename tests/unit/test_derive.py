@@ -186,3 +186,32 @@ def test_step_time_spread_feeds_the_rate():
     found = figures(step)
     assert found.flop_per_s.spread == pytest.approx(0.3 / 2.0)
     assert found.intensity["dram"].spread is None  # one round, and no time in it
+
+
+def test_a_part_of_a_path_is_not_the_path():
+    partial = {SASS.format("fadd"): 10.0, SASS.format("fmul"): 20.0, TF32: 910.0}
+    found = figures(record(partial, chip="GH100"))
+    assert found.flop["sass_fp32"].value is None
+    assert "ffma_pred_on.sum" in found.flop["sass_fp32"].reason
+    assert found.flop["tensor_tf32"].value == 910
+    assert found.flop_total.value is None
+    # Nothing is known of what a chip without a table counts.
+    assert figures(record(partial)).flop["sass_fp32"].value == 30
+
+
+def test_one_direction_is_not_the_level():
+    found = figures(record({READ: 40.0, SASS.format("fadd"): 10.0}))
+    assert found.byte["dram_read"].value == 40
+    assert found.byte["dram"].value is None
+    assert found.byte["dram"].reason == "this run counted DRAM bytes read only"
+    assert found.intensity["dram"].value is None
+    # A counter of both directions beside one of them is the level's own figure.
+    both = figures(record({READ: 40.0, "dram__bytes.sum": 50.0}))
+    assert both.byte["dram"].value == 50
+
+
+def test_the_fp32_set_counts_all_of_its_path_on_every_chip():
+    for family in metrics.FAMILIES:
+        for chip in family.chips:
+            asked = set(metrics.metric_set("fp32", chip))
+            assert {row.name for row in metrics.rows_of_path(chip, "sass_fp32")} <= asked, chip

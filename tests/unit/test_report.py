@@ -190,7 +190,7 @@ def test_runs_and_gpus_in_one_roofline():
     assert {point.device for point in same.points} == {""}
     # Both bring the sheet's roofs of one GPU, which are drawn once.
     assert len([c for c in same.ceilings if c.source == "datasheet"]) == 3
-    v100 = Environment("Tesla V100-SXM2-16GB", "cuda", "GV100", sm_count=80, memory_byte=16 * 2**30)
+    v100 = Environment("Tesla V100-SXM2-16GB", "cuda", sm_count=80, memory_byte=16 * 2**30)
     both = overlay([("one", one), ("two", replace(two, environment=v100))])
     assert {point.device for point in both.points} == {"H200", "V100-SXM2-16GB"}
     dram = {c.device: c.value for c in both.ceilings if c.level == "dram"}

@@ -21,7 +21,7 @@ CASE_38 = Path(__file__).parents[3] / "shared/cases/38-mac-vs-flop"
 
 FADD, FMUL, FFMA = (row.name for row in SASS_FP32)
 TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
-READ = "dram__bytes_read.sum"
+READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 
 
 @cache
@@ -232,11 +232,11 @@ class TestCauses:
         [(0.1, "explained"), (0.96, "agrees"), (7.9, "explained"), (9, "flag")],
     )
     def test_bytes(self, ratio, verdict):
-        found = witness(hardware({READ: ratio * 1e9}), Algorithmic(None, 1e9))
+        found = witness(hardware({READ: ratio * 1e9, WRITE: 0.0}), Algorithmic(None, 1e9))
         assert found.byte.verdict == verdict
 
     def test_without_figures_there_is_no_verdict(self):
-        found = witness(hardware({READ: 1e9}), Algorithmic(1e9, None))
+        found = witness(hardware({READ: 1e9, WRITE: 0.0}), Algorithmic(1e9, None))
         assert found.flop.verdict == found.byte.verdict == "unknown"
         assert found.flop.sentence == "No witness for FLOP: no such counter was asked for."
         assert found.byte.sentence == "No witness for bytes: the model has no figure."
