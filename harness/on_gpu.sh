@@ -50,6 +50,7 @@ for wanted in $PARTS; do
       done
       ;;
     gpm)
+      part gpm-windows 90 "$PYTHON" harness/gpm_windows.py "$OUT/gpm_windows.json"
       train gpm-resnet18-b64 -a resnet18 -b 64 --backend gpm
       train gpm-resnet18-b256 -a resnet18 --backend gpm
       ;;
