@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fuzzing import FAILED, Target, attempt, damaged, fuzz, minimised, set_limits
+
 from roofprobe import report
 from roofprobe.ceilings import cache
 from roofprobe.ceilings.roofs import Ceilings
@@ -141,7 +142,7 @@ def _json_input(seeds: Sequence[str], source: random.Random) -> bytes:
 # Targets
 
 
-def _record() -> Target:
+def _record(_folder: Path) -> Target:
     paths = [*DATA.glob("*.json"), *DATA.glob("runs/*/run.json"), *DATA.glob("ncu-*/*.json")]
     seeds = [path.read_text(encoding="utf-8") for path in sorted(paths)]
     return Target("record", lambda source: _json_input(seeds, source), _read_record)
@@ -162,7 +163,7 @@ def _read_record(data: bytes) -> None:
     report.text(record).encode()
 
 
-def _ceilings() -> Target:
+def _ceilings(folder: Path) -> Target:
     kept = json.loads((ROOT / "harness/results/h200/ceilings.json").read_text(encoding="utf-8"))
     roofs = Measurement.from_json(
         (ROOT / "harness/results/h200/resnet18-b256/run.json").read_text(encoding="utf-8")
@@ -172,9 +173,7 @@ def _ceilings() -> Target:
         json.dumps({**kept, "conditions": CONDITIONS}),
         cache.to_json(small, CONDITIONS),
     ]
-    # Parsed once more, so that a seed which is refused shows at once.
-    folder = tempfile.mkdtemp(prefix="fuzz-ceilings-")
-    os.environ["XDG_CACHE_HOME"] = folder
+    os.environ["XDG_CACHE_HOME"] = str(folder)
     path = cache.path_of(CONDITIONS)
     path.parent.mkdir(parents=True)
 
@@ -182,7 +181,7 @@ def _ceilings() -> Target:
         path.write_bytes(data)
         _read_ceilings()
 
-    for seed in seeds:
+    for seed in seeds:  # one that is refused shows at once
         read(seed.encode())
     return Target("ceilings", lambda source: _json_input(seeds, source), read)
 
@@ -198,14 +197,13 @@ def _read_ceilings() -> None:
     ceilings_text(found, Environment("NVIDIA H200", "cuda", chip="GH100", sm_count=132)).encode()
 
 
-def _counters() -> Target:
+def _counters(folder: Path) -> Target:
     path = DATA / "gemm4096-bf16.counters"
     whole = path.read_bytes()
     head, _, _ = whole.partition(b"\n")
     recording = CounterFile.load(path)
     [image] = recording.images
     [values] = [counts.values for counts in recording.evaluate()]
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-counters-"))
 
     def draw(source: random.Random) -> bytes:
         match source.randrange(4):
@@ -241,7 +239,8 @@ def _sealed(head: bytes, image: bytes) -> bytes:
     return json.dumps(body).encode() + b"\n" + lzma.compress(image, preset=0)
 
 
-TARGETS: Final[dict[str, Callable[[], Target]]] = {
+# By name, each made with a folder that it may write to.
+TARGETS: Final[dict[str, Callable[[Path], Target]]] = {
     "record": _record,
     "ceilings": _ceilings,
     "counters": _counters,
@@ -258,20 +257,25 @@ def main() -> int:
     arguments = parser.parse_args()
     if (arguments.seconds is None) == (arguments.minimise is None):
         parser.error("give either SECONDS or --minimise FILE")
-    target = TARGETS[arguments.target]()
-    set_limits()
-    if arguments.minimise is not None:
-        for path in arguments.minimise:
-            path.write_bytes(minimised(target, path.read_bytes()))
-            outcome = attempt(target, path.read_bytes())
-            print(f"{path}: {path.stat().st_size} bytes, {outcome.kind}: {outcome.place}")
-        return 0
-    counts = fuzz(target, arguments.seconds, arguments.seed, Path(f"build/fuzz-{target.name}"))
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        target = TARGETS[arguments.target](Path(folder))
+        set_limits()
+        if arguments.minimise is not None:
+            return _minimise(target, arguments.minimise)
+        found = fuzz(target, arguments.seconds, arguments.seed, Path(f"build/fuzz-{target.name}"))
     print(
         f"{target.name}: {arguments.seconds:g} s, seed {arguments.seed}: "
-        + ", ".join(f"{count} {name}" for name, count in counts.items())
+        + ", ".join(f"{count} {name}" for name, count in found.items())
     )
-    return 1 if counts[FAILED] else 0
+    return 1 if found[FAILED] else 0
+
+
+def _minimise(target: Target, paths: Sequence[Path]) -> int:
+    for path in paths:
+        path.write_bytes(minimised(target, path.read_bytes()))
+        outcome = attempt(target, path.read_bytes())
+        print(f"{path}: {path.stat().st_size} bytes, {outcome.kind}: {outcome.place}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def set_limits() -> None:
 
 
 def attempt(target: Target, data: bytes) -> Outcome:
-    """Reads an input; call ``set_limits`` once before."""
+    """Reads an input, within the limits where ``set_limits`` was called."""
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
         target.read(data)
@@ -127,7 +127,12 @@ def attempt(target: Target, data: bytes) -> Outcome:
 
 
 def _skeleton(sentence: str) -> str:
+    """A sentence without what is the input's: quotations, figures, places and values."""
     plain = re.sub(r"'[^']*'|\"[^\"]*\"|\{.*\}|\[.*\]", "_", sentence.replace("\n", " "))
+    plain = re.sub(r"^/\S+: ", "", plain)
+    plain = re.sub(r"\bat [\w./:-]+", "at _", plain)
+    plain = re.sub(r"of version \S+;", "of version _;", plain)
+    plain = re.sub(r": \S+ (is|was|are|were|does) ", r": _ \1 ", plain)
     return re.sub(r"[\d.]+(e[+-]?\d+)?", "0", plain)[:120]
 
 

@@ -91,6 +91,7 @@ class KernelTracer:
         self._marks: list[int] = []  # likewise
         self._running = False
         self._dropped = 0
+        self._impossible = 0
         self._clock = (0, 0)  # CUPTI's ticks and nanoseconds while tracing
 
     def start(self) -> None:
@@ -133,6 +134,7 @@ class KernelTracer:
             # Calls are recorded for every thread, and one may have been made since.
             cupti.activity_flush_all(1)
         unit = seconds_per_tick(ticks, clock)
+        self._impossible += impossible([span for span, _ in self._records], ticks)
         spans = in_seconds(self._records, self._calls, unit)
         self._steps.append(Trace(spans, tuple(mark * unit for mark in self._marks)))
 
@@ -172,6 +174,11 @@ class KernelTracer:
             raise RoofprobeError(
                 f"CUPTI dropped {self._dropped} activity records, so that kernel times would miss "
                 "a part: trace a shorter step"
+            )
+        if self._impossible:
+            raise RoofprobeError(
+                f"{self._impossible} activity records begin at 0, end before they begin or last "
+                "longer than their step: CUPTI's time stamps are no times here"
             )
         if not any(step.spans for step in self._steps):
             raise RoofprobeError("CUPTI recorded no work; does another tool hold its records?")
@@ -220,6 +227,16 @@ def in_seconds(
         issued = None if call is None else call * unit
         found.append(replace(span, start=span.start * unit, end=span.end * unit, issued=issued))
     return tuple(found)
+
+
+def impossible(spans: Sequence[Span], ticks: int) -> int:
+    """How many pieces have time stamps that no work has; CUPTI writes 0 where it knows none.
+
+    Args:
+        spans: Of one step, in CUPTI's ticks.
+        ticks: How long the step took.
+    """
+    return sum(not (span.start > 0 and 0 <= span.end - span.start <= ticks) for span in spans)
 
 
 def summarize(steps: Sequence[Sequence[Span]]) -> KernelTimes:

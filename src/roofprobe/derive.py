@@ -215,7 +215,8 @@ def _bytes(record: Measurement, rows: Sequence[Metric]) -> dict[str, Figure]:
 
 def _times(record: Measurement) -> tuple[Figure, Figure, Figure]:
     if record.timing is None:
-        step = Figure(None, "cuda_events", reason="the loop ended before steps were timed")
+        why = record.notes.get("timing", "the loop ended before steps were timed")
+        step = Figure(None, "cuda_events", reason=why)
     else:
         step = Figure(record.timing.median, record.timing.source, record.timing.spread)
     if record.kernels is None:

@@ -29,6 +29,10 @@ class UnsupportedDeviceError(CuptiError):
     """The chip or its configuration has no range profiler."""
 
 
+class SharedDeviceError(UnsupportedDeviceError):
+    """Counters here are those of several processes together."""
+
+
 class CountersBusyError(CuptiError):
     """Another profiler holds the counters."""
 

@@ -6,6 +6,7 @@ counters; the same again with counters by part; steps on which kernels are trace
 attached only while counting.
 """
 
+import ctypes
 import gc
 import os
 import threading
@@ -42,7 +43,7 @@ from roofprobe.record import (
     Timing,
 )
 from roofprobe.regions import BY, By
-from roofprobe.timing import step_timer
+from roofprobe.timing import implausible, step_timer
 
 T = TypeVar("T")
 
@@ -56,6 +57,19 @@ _TRACED_STEPS: Final = 2
 _REFUSED: Final = (CounterPermissionError, HardwareBusyError, UnsupportedDeviceError)
 
 _active = threading.Lock()  # held by the one measurement that may run in a process
+_running: "Probe | None" = None
+
+
+def _let_go() -> None:
+    """In a forked child, a measurement stays the parent's: nothing here may count or close it."""
+    global _active, _running
+    _active = threading.Lock()
+    if _running is not None:
+        _running._let_go()
+        _running = None
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,7 @@ class Probe:
         self._labelled = 0 if breakdown is None else max(1, self._traced)
 
         self._complete = False
+        self._forked = False  # True in a child of the process that measures
         self._steps_run = 0
         self._in_step = False
         self._profiler_seen = False
@@ -153,8 +168,9 @@ class Probe:
         try:
             next(self._script)
             yield
-            self._steps_run += 1
-            self._advance()
+            if not self._forked:
+                self._steps_run += 1
+                self._advance()
         except BaseException:
             # Whatever went wrong in the step, no session may stay open.
             self._abandon()
@@ -204,6 +220,7 @@ class Probe:
         Raises:
             UsageError: the ``with`` block of ``measure`` has not ended yet.
         """
+        self._require_own()
         if self._result is None:
             raise UsageError("the result exists once the with-block of measure() has ended")
         return self._result
@@ -256,6 +273,7 @@ class Probe:
         timer = step_timer(self._device)
         ended: list[float] = []
         between: list[float] = []
+        began = time.perf_counter()
         with environment.sampled_clocks(self._device) as clocks:
             for index in range(self._timed):
                 yield
@@ -265,7 +283,13 @@ class Probe:
                 yield
                 timer.end()
                 ended.append(time.perf_counter())
-            self._timing = timer.result()
+            timing = timer.result()
+        why = implausible(timing, time.perf_counter() - began)
+        if why is None:
+            self._timing = timing
+        else:
+            self._notes["timing"] = why
+            self._warnings.append(f"step times are left out: {why}")
         self._between = median(between) if between else None
         self._clocks = clocks[0] if clocks else None
 
@@ -456,6 +480,7 @@ class Probe:
         )
 
     def _plan(self) -> Plan:
+        self._require_own()  # the thread that prepares is not in a forked child
         return self._prepared.result()
 
     def _counted_steps(self, plan: Plan) -> int:
@@ -517,8 +542,23 @@ class Probe:
 
     # -- Ending ---------------------------------------------------------------------------
 
+    def _let_go(self) -> None:
+        self.done = self._forked = True
+        # Its finally clauses, and the session that it holds, must not run in this process: not even
+        # when the interpreter ends. One reference too many keeps both to the end.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._script))
+
+    def _require_own(self) -> None:
+        if self._forked:
+            raise UsageError(
+                f"measurement {self.name!r} runs in the process that this one was forked from: "
+                "ask for its result there"
+            )
+
     def _end(self) -> None:
         """Releases everything and builds the record from what there is."""
+        if self._forked:
+            return
         self._abandon()
         try:
             plan = self._plan()
@@ -536,6 +576,8 @@ class Probe:
 
     def _abandon(self) -> None:
         """Closes whatever session or trace is open."""
+        if self._forked:
+            return
         self.done = True
         try:
             self._script.close()
@@ -586,7 +628,7 @@ class Probe:
             roofs=ceilings.load_cached(machine) if machine.device_kind == "cuda" else (),
             regions=self._regions(plan),
             overhead=self._overhead,
-            notes=self._notes,
+            notes={**plan.notes, **self._notes},
         )
         record = _withheld(coverage.applied(record, profiler_active=self._profiler_seen))
         return replace(record, warnings=(*self._warnings, *_noteworthy(record)))
@@ -641,10 +683,12 @@ def measure(
     for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
         if value < least:
             raise UsageError(f"{option} is {value}; it must be at least {least}")
+    global _running
     chosen = _device(device)
     backends = _backends(backend, chosen)
     breakdown = _breakdown(by, model, backends[0], chosen, kernels=kernels)
-    if not _active.acquire(blocking=False):
+    active = _active  # in a forked child, ``_active`` is another one
+    if not active.acquire(blocking=False):
         raise MeasurementActiveError(
             f"measurement {name!r} was started inside another one, and a GPU has one set of "
             "counters: end the first before starting the second"
@@ -664,6 +708,7 @@ def measure(
             progress=progress,
             breakdown=breakdown,
         )
+        _running = probe
         try:
             yield probe
         except BaseException:
@@ -671,7 +716,8 @@ def measure(
             raise
         probe._end()
     finally:
-        _active.release()
+        _running = None
+        active.release()
 
 
 def measure_step(step: Callable[[], object], name: str = "step", **options: object) -> Measurement:
@@ -692,7 +738,16 @@ def measure_step(step: Callable[[], object], name: str = "step", **options: obje
 def _device(device: torch.device | str | int | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f"there is no device {device!r}: give 'cpu', 'cuda', 'cuda:N' or the N of a GPU, from 0"
+        ) from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise UsageError(
+            f"device {chosen} was asked for: roofprobe measures NVIDIA GPUs and models the CPU"
+        )
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise UsageError(f"device {chosen} was asked for, but PyTorch finds no CUDA device")
@@ -807,6 +862,8 @@ def _noteworthy(record: Measurement) -> list[str]:
             f"step times differ by {100 * record.timing.spread:.0f}% (largest minus smallest): "
             "warm up longer, or look for something else on this machine"
         )
+    if "shared" in record.notes:
+        found.append(record.notes["shared"])
     dropped = sum(counted.ranges_dropped for counted in record.rounds)
     if dropped:
         found.append(f"CUPTI dropped {dropped} ranges: their counters are not used")

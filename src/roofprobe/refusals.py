@@ -5,6 +5,7 @@ Error messages and ``roofprobe doctor`` take their words from here. Numbers and 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,6 +53,16 @@ DCGM_FIX: Final = (
 VGPU_FIX: Final = (
     "the administrator of the hypervisor must allow profiling for this virtual GPU (plug-in "
     "parameter enable_profiling=1)"
+)
+
+
+MPS_ALLOWED: Final = "ROOFPROBE_ALLOW_MPS"  # set to 1, shared counters are taken and marked
+MPS_SHARED: Final = (
+    "shared: CUDA's Multi-Process Service runs here, so counters add up what all its clients do"
+)
+MPS_FIX: Final = (
+    "stop it (echo quit | nvidia-cuda-mps-control), run where there is none, or set "
+    f"{MPS_ALLOWED}=1 where this process is its one client"
 )
 
 
@@ -198,3 +209,12 @@ def under_wsl() -> bool:
     except OSError:
         version = None
     return is_wsl(version, Path("/dev/dxg").exists())
+
+
+def under_mps(proc: Path = Path("/proc")) -> bool:
+    """Whether CUDA's Multi-Process Service runs here, as far as a container shows it."""
+    for path in proc.glob("[0-9]*/comm"):
+        with suppress(OSError):  # the process has ended
+            if path.read_text(errors="replace").startswith("nvidia-cuda-mps"):
+                return True
+    return False

@@ -1,6 +1,8 @@
-"""JSON schema from dataclasses, so that the record's fields are written down once."""
+"""JSON schema from dataclasses, so that the record's fields are written down once; strict JSON."""
 
 import dataclasses
+import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -45,6 +47,36 @@ def json_schema(kind: Any) -> dict[str, Any]:
     if origin is Mapping:
         return {"type": "object", "additionalProperties": json_schema(arguments[1])}
     return {"type": _JSON_TYPES[kind]}
+
+
+def strict_json(text: str) -> Any:
+    """Parses JSON whose numbers are finite and whose texts are Unicode, which Python's may not be.
+
+    Raises:
+        ValueError: it is something else; the message says what.
+    """
+    try:
+        body = json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if r"\ud" in text.lower():
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half of a surrogate pair") from None
+    return body
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _integer(text: str) -> int:
+    _number(text)  # also bounds the digits, whose conversion takes quadratic time
+    return int(text)
 
 
 def _is_required(entry: dataclasses.Field[Any]) -> bool:

@@ -79,6 +79,25 @@ class WallStepTimer:
         return Timing(tuple(self._durations), self.source)
 
 
+def implausible(timing: Timing, wall: float) -> str | None:
+    """Why step times cannot be believed; None where they can.
+
+    Args:
+        timing: Of steps that ran one after the other.
+        wall: Seconds of wall clock in which all of them ran.
+    """
+    for step in timing.step:
+        if not step > 0:
+            return f"a step was timed at {step:g} s, so that clock does not run forward"
+    # The two clocks may differ a little in pace.
+    if not sum(timing.step) <= 1.01 * wall:
+        return (
+            f"{len(timing.step)} steps were timed at {sum(timing.step):g} s in all, within "
+            f"{wall:.3g} s of wall clock, so that clock jumps"
+        )
+    return None
+
+
 def step_timer(device: torch.device) -> StepTimer:
     """The timer that fits a device."""
     return CudaStepTimer(device) if device.type == "cuda" else WallStepTimer()

@@ -6,7 +6,7 @@
 
 The command line is that of PyTorch's ImageNet example; the last group of options is ours. Exit
 codes: 0, 1 when the run failed, 2 when the command line makes no sense, 3 when --verify-ncu found
-a difference, 130 after Ctrl-C.
+a difference, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 import argparse
@@ -14,7 +14,9 @@ import dataclasses
 import gc
 import os
 import re
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import roofprobe
 from roofprobe import metrics
 from roofprobe.counters import external
-from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
+from roofprobe.errors import CountersBusyError, RecordError, RoofprobeError, UsageError
 from roofprobe.regions import BY
 
 # PyTorch takes seconds to import, so that it is left to the functions that need it: --help and
@@ -63,9 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     try:
         args = _parse(given)
-        saved = _run(args)
-        if args.verify_ncu:
-            return _verify(saved, given)
+        with _ended_by_sigterm():
+            saved = _run(args)
+            if args.verify_ncu:
+                return _verify(saved, given)
+    except _TerminatedError:
+        print(f"{PROG}: ended by SIGTERM", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         print(f"{PROG}: interrupted", file=sys.stderr)
         return 130
@@ -73,6 +79,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: error: {_sentence(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return 0
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """A batch system, a container or torchrun asks this process to end."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the body as Ctrl-C does, so that what was measured is saved."""
+    own = os.getpid()
+
+    def end(number: int, _frame: object) -> None:
+        if os.getpid() != own:  # forked from here, with nothing to save
+            os._exit(128 + number)
+        raise _TerminatedError
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # only the main thread may; elsewhere signals are the caller's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 # -- The command line ---------------------------------------------------------------------
@@ -356,6 +387,7 @@ class _Region:
         self._save_image = args.save_image
         self._result: roofprobe.Measurement | None = None
         self._files: list[Path] = []
+        self._unsaved: RecordError | None = None
         self._cuda = device.type == "cuda"
         self._bracketed = False
         self._steps = args.steps
@@ -394,6 +426,8 @@ class _Region:
             self._close(kind, error, trace)
         if error is not None and self._files:
             print(f"{PROG}: what had been measured is in {self._files[0]}", file=sys.stderr)
+        elif error is not None and self._unsaved is not None:
+            print(f"{PROG}: what had been measured is lost: {self._unsaved}", file=sys.stderr)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -432,7 +466,11 @@ class _Region:
             self._left_to_others = self._steps or 1
 
     def report(self) -> None:
-        """Draws the plot, prints the table, and last the files written."""
+        """Draws the plot, prints the table, and last the files written.
+
+        Raises:
+            RecordError: the run file could not be written; all else has been done.
+        """
         if self._result is None:
             return
         from roofprobe import report
@@ -443,7 +481,7 @@ class _Region:
 
             self._say("=> measuring the roofs of this CPU")
             self._result = dataclasses.replace(self._result, roofs=measure_cpu_roofs())
-            self._result.save(self._files[0])
+            self._write(self._result)
         self._say("\n" + report.text(self._result))
         try:
             self._files.append(report.save_plot(self._result, self._folder / "roofline.png"))
@@ -453,7 +491,9 @@ class _Region:
         except RoofprobeError as error:
             self._say(f"no plot: {error}")
         for path in self._files:
-            print(path, flush=True)
+            _say(str(path))
+        if self._unsaved is not None:
+            raise self._unsaved
 
     def _on_progress(self, event: "roofprobe.Progress") -> None:
         self.tracing = event.phase in ("kernels", "labels")
@@ -477,11 +517,13 @@ class _Region:
         trace: TracebackType | None = None,
     ) -> None:
         self.closed = True
-        self._unbracket()
         try:
-            self._measure.__exit__(kind, error, trace)
+            self._unbracket()  # fails where the GPU is lost
         finally:
-            self._save(interrupted=error is not None)
+            try:
+                self._measure.__exit__(kind, error, trace)
+            finally:
+                self._save(interrupted=error is not None)
 
     def _bracket(self) -> None:
         # Where verify counts from outside, the measured step alone is marked, by its backend.
@@ -514,12 +556,22 @@ class _Region:
         if not interrupted and self._diverged():
             result = dataclasses.replace(result, warnings=(*result.warnings, _DIVERGED))
         self._result = result
-        self._files.append(result.save(self._folder / "run.json"))
+        self._write(result)
         if self._save_image:
             try:
                 self._files.append(self._probe.save_counter_data(self._folder / "run.counters"))
-            except UsageError as error:
+            except (UsageError, RecordError) as error:
                 self._say(f"no counter data: {error}")
+
+    def _write(self, result: "roofprobe.Measurement") -> None:
+        try:
+            path = result.save(self._folder / "run.json")
+        except RecordError as error:  # told last, when the table has been printed
+            self._unsaved = error
+            return
+        self._unsaved = None
+        if path not in self._files:
+            self._files.append(path)
 
 
 # -- Details ------------------------------------------------------------------------------
@@ -621,8 +673,10 @@ def _folders(args: argparse.Namespace, ranks: "Ranks") -> tuple[Path, Path]:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RoofprobeError(f"--out {own} cannot be made: {error.strerror}") from None
-    if not os.access(own, os.W_OK):
-        raise RoofprobeError(f"--out {own} cannot be written to")
+    try:
+        tempfile.TemporaryFile(dir=own).close()
+    except OSError as error:
+        raise RoofprobeError(f"--out {own} cannot be written to: {error.strerror}") from None
     return base, own
 
 
@@ -653,7 +707,15 @@ def _sentence(error: BaseException) -> str:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    try:
+        print(line, flush=True)
+    except OSError as error:  # a full disk or a reader that left costs no measurement
+        print(
+            f"{PROG}: standard output cannot be written to ({error.strerror}); the rest is here",
+            file=sys.stderr,
+        )
+        sys.stdout = sys.stderr
+        print(line, flush=True)
 
 
 def _silent(line: str) -> None:

@@ -18,7 +18,7 @@ from roofprobe.ceilings import nvml
 from roofprobe.ceilings.roofs import Ceilings
 from roofprobe.errors import RecordError
 from roofprobe.record import Environment, MeasuredRoof, write_whole
-from roofprobe.schema import json_schema
+from roofprobe.schema import json_schema, strict_json
 
 SCHEMA: Final = "roofprobe.ceilings"
 VERSION: Final = 1
@@ -105,8 +105,8 @@ def load(conditions: Conditions) -> Ceilings | None:
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot be read ({error})") from None
     try:
-        body = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        body = strict_json(text)
+    except ValueError as error:
         raise RecordError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(body, dict) or (body.get("schema"), body.get("version")) != (SCHEMA, VERSION):
         raise RecordError(f"{path}: no ceilings file of version {VERSION}")
@@ -139,8 +139,4 @@ def _from_json(body: Any, path: Path) -> Ceilings:
     for roof in roofs:
         if roof.value <= 0 or roof.spread < 0:
             raise RecordError(f"{path}: {roof.name} of {roof.value:g} is no rate")
-    return Ceilings(**{**body, "roofs": roofs, "warnings": tuple(body["warnings"])})
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+    return Ceilings(**{**body, "roofs": roofs, "warnings": tuple(body.get("warnings", ()))})

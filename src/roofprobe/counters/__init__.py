@@ -15,12 +15,14 @@ class Plan:
         passes: Steps that one round takes; the least number where ``window`` is above 0.
         unavailable: Metrics that were asked for and cannot be counted here, with the reason.
         window: Seconds that the steps of a round fill at least; ``end_pass`` says when.
+        notes: What limits every figure of this backend here, for the record's notes.
     """
 
     metrics: tuple[str, ...]
     passes: int
     unavailable: Mapping[str, str] = field(default_factory=dict)
     window: float = 0.0
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def expected(self, step: float | None) -> int:
         """Steps that one round probably takes, where a step takes so many seconds."""

@@ -6,6 +6,7 @@ high (docs/design.md, "Throw-away range"), and ranges of one name would be added
 """
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +17,13 @@ from typing import Final
 from roofprobe import _native, refusals
 from roofprobe._location import find_libcupti
 from roofprobe.counters import Plan, RegionCounters, RoundCounters
-from roofprobe.errors import CuptiError, CuptiLibraryError, RecordError, UnknownMetricError
+from roofprobe.errors import (
+    CuptiError,
+    CuptiLibraryError,
+    RecordError,
+    SharedDeviceError,
+    UnknownMetricError,
+)
 
 SOURCE: Final = "cupti"
 STEP_RANGE: Final = "step"
@@ -369,6 +376,9 @@ class CuptiBackend:
             CuptiError: CUPTI refuses the device or the user; see its subclasses.
             UnknownMetricError: none of the metrics can be counted here.
         """
+        shared = refusals.under_mps()
+        if shared and os.environ.get(refusals.MPS_ALLOWED) != "1":
+            raise SharedDeviceError(f"{refusals.MPS_SHARED}: {refusals.MPS_FIX}")
         chip = self.chip
         require_counters(self._device)
         with _translated(f"asking CUDA device {self._device} for its counters"):
@@ -382,7 +392,8 @@ class CuptiBackend:
                 f"list what exists with: roofprobe metrics --chip {chip}"
             )
         self._schedule = plan
-        return Plan(self._metrics, plan.passes, unavailable)
+        notes = {"shared": refusals.MPS_SHARED} if shared else {}
+        return Plan(self._metrics, plan.passes, unavailable, notes=notes)
 
     def open(self) -> None:
         """Enables the range profiler on the device's primary context."""

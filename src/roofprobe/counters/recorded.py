@@ -17,6 +17,7 @@ from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.counters.cupti import evaluate_image, evaluate_regions
 from roofprobe.errors import RecordError
 from roofprobe.record import write_whole
+from roofprobe.schema import strict_json
 
 SOURCE: Final = "recorded"
 FORMAT: Final = "roofprobe.counters"
@@ -86,7 +87,7 @@ class CounterFile:
     def _parse(cls, data: bytes) -> "CounterFile":
         line, newline, body = data.partition(b"\n")
         try:
-            head = json.loads(line)
+            head = strict_json(line.decode())
             if not newline or head["format"] != FORMAT:
                 raise KeyError("format")
             if head["version"] != VERSION:
@@ -98,7 +99,7 @@ class CounterFile:
             part_sizes = [int(size) for size in head.get("part_sizes", ())]
             labels = tuple(map(tuple, head.get("labels", ())))
             part_metrics = tuple(map(str, head.get("part_metrics", ())))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise RecordError("not a roofprobe counter file") from None
         every = [*sizes, *part_sizes]
         if min(every, default=0) < 0 or sum(every) > _MAX_BYTE:

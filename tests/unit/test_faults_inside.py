@@ -1,0 +1,420 @@
+"""Faults inside a measurement: in the step, the loader, a signal, a thread, the counters.
+
+They are provoked for real where a CPU can; the counters' by a backend that fails in one call.
+"""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import roofprobe
+from roofprobe import activity
+from roofprobe.counters import Plan, RoundCounters
+from roofprobe.counters.analytic import AnalyticBackend
+from roofprobe.errors import CuptiError, MeasurementActiveError, RecordError, UsageError
+from roofprobe.record import Measurement, write_whole
+
+DATA = Path(__file__).parents[1] / "data"
+QUICK = {"device": "cpu", "warmup": 1, "timed": 2}
+STEPS = 1 + 2 + 1  # warm-up, timed, and one pass of the analytic backend
+CALLS = ("prepare", "open", "begin_pass", "end_pass", "collect", "close")
+
+
+class FaultyBackend:
+    """The analytic backend, in one of whose calls something happens.
+
+    Args:
+        where: The call.
+        fault: What happens, before the call does its work; ``close`` has done it.
+    """
+
+    source = "analytic"
+    chip = None
+
+    def __init__(self, where: str = "", fault: Callable[[], object] = lambda: None) -> None:
+        self.called: list[str] = []
+        self._backend = AnalyticBackend()
+        self._where = where
+        self._fault = fault
+
+    def _enter(self, call: str) -> None:
+        self.called.append(call)
+        if call == self._where:
+            self._fault()
+
+    def prepare(self, metrics: Sequence[str]) -> Plan:
+        self._enter("prepare")
+        return self._backend.prepare(metrics)
+
+    def open(self) -> None:
+        self._enter("open")
+        self._backend.open()
+
+    def begin_pass(self) -> None:
+        self._enter("begin_pass")
+        self._backend.begin_pass()
+
+    def end_pass(self) -> bool:
+        self._enter("end_pass")
+        return self._backend.end_pass()
+
+    def collect(self) -> RoundCounters:
+        self._enter("collect")
+        return self._backend.collect()
+
+    def close(self) -> None:
+        self._backend.close()
+        self._enter("close")
+
+
+def work() -> None:
+    torch.ones(2, 3) @ torch.ones(3, 4)  # 2*2*3*4 = 48 FLOP
+
+
+def assert_the_next_measurement_is_right() -> None:
+    record = roofprobe.measure_step(work, **QUICK)
+    assert record.complete
+    assert roofprobe.figures(record).flop_total.value == 48
+
+
+def run(code: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """A program of its own: some faults end one."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["warmup", "timing", "pass"])
+def test_ctrl_c_inside_a_step_ends_the_measurement_in_every_phase(phase):
+    phases = []
+    backend = FaultyBackend()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        roofprobe.measure(
+            backend=backend, progress=lambda event: phases.append(event.phase), **QUICK
+        ) as probe,
+    ):
+        for _ in probe.steps(range(STEPS)):
+            work()
+            if phases[-1] == phase:
+                signal.raise_signal(signal.SIGINT)
+    record = probe.result
+    assert not record.complete
+    assert record.rounds == ()
+    assert (record.timing is not None) == (phase == "pass")
+    assert (backend.called[-1] == "close") == (phase == "pass")
+    assert any("steps too early" in warning for warning in record.warnings)
+    assert_the_next_measurement_is_right()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_inside_every_call_of_the_counters_leaves_them_closed(call):
+    def interrupted():
+        if call == "prepare":  # on a thread of its own; the main one is in its first step by then
+            time.sleep(0.1)
+        signal.raise_signal(signal.SIGINT)
+
+    backend = FaultyBackend(call, interrupted)
+    with pytest.raises(KeyboardInterrupt), roofprobe.measure(backend=backend, **QUICK) as probe:
+        for _ in probe.steps(range(STEPS)):
+            work()
+            if call == "prepare":
+                time.sleep(0.2)
+    assert not probe.result.complete
+    if call != "prepare":
+        assert backend.called[-1] == "close"
+    assert_the_next_measurement_is_right()
+
+
+def test_ctrl_c_while_kernels_are_traced_stops_the_trace(monkeypatch):
+    running = []
+
+    class Tracer:
+        def __init__(self, synchronize, **_):
+            pass
+
+        def start(self):
+            running.append(True)
+
+        def stop(self):
+            running.append(False)
+
+    monkeypatch.setattr(activity, "KernelTracer", Tracer)
+    with pytest.raises(KeyboardInterrupt), roofprobe.measure(**QUICK) as probe:
+        probe._traced = 2  # as on a GPU
+        for index in probe.steps(range(STEPS + 2)):
+            work()
+            if index == STEPS:
+                signal.raise_signal(signal.SIGINT)
+    assert running[0] and not running[-1]
+    assert len(probe.result.rounds) == 1  # what was counted before stands
+    assert roofprobe.figures(probe.result).flop_total.value == 48
+    assert_the_next_measurement_is_right()
+
+
+# -- The step and the loader ----------------------------------------------------------------
+
+
+class LoaderError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("batches", range(STEPS + 1))
+def test_a_loader_that_raises_is_the_users_error_and_keeps_what_there_is(batches):
+    def loader():
+        yield from range(batches)
+        raise LoaderError("no such image")
+
+    with pytest.raises(LoaderError, match="no such image"), roofprobe.measure(**QUICK) as probe:
+        for _ in probe.steps(loader()):
+            work()
+    assert probe.result.complete == (batches == STEPS)
+    assert probe.result.steps_missing == STEPS - batches
+    assert_the_next_measurement_is_right()
+
+
+def test_running_out_of_memory_in_a_step_closes_the_counters():
+    backend = FaultyBackend()
+    with (
+        pytest.raises(RuntimeError, match="allocate memory"),
+        roofprobe.measure(backend=backend, **QUICK) as probe,
+    ):
+        for index in probe.steps(range(STEPS)):
+            work()
+            if index == STEPS - 1:
+                torch.empty(2**60, dtype=torch.uint8)
+    assert backend.called[-1] == "close"
+    assert probe.result.timing is not None
+    assert_the_next_measurement_is_right()
+
+
+def test_sys_exit_in_a_step_keeps_its_status_and_says_nothing():
+    ended = run(
+        """
+        import sys, torch, roofprobe
+        steps = iter(range(9))
+        def step():
+            torch.ones(2, 3) @ torch.ones(3, 4)
+            if next(steps) == 3:
+                sys.exit(7)
+        roofprobe.measure_step(step, warmup=1, timed=2, device="cpu")
+        """
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "", "")
+
+
+def test_os_exit_in_a_step_does_not_hang():
+    ended = run(
+        """
+        import os, torch, roofprobe
+        roofprobe.measure_step(lambda: os._exit(7), warmup=0, timed=1, device="cpu")
+        """
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "", "")
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_program_that_ends_inside_a_step_ends_quietly(steps):
+    """No with-block is left: the interpreter takes everything apart in an order of its own."""
+    ended = run(
+        f"""
+        import torch, roofprobe
+        opened = roofprobe.measure(warmup=1, timed=2, device="cpu")
+        probe = opened.__enter__()
+        for _ in range({steps}):
+            with probe.step():
+                torch.ones(2, 3) @ torch.ones(3, 4)
+        left = probe.step()
+        left.__enter__()
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+# -- Threads --------------------------------------------------------------------------------
+
+
+def in_thread(body: Callable[[], object]) -> object:
+    """What a body returns or raises on a thread of its own."""
+    found = []
+
+    def caught() -> None:
+        try:
+            found.append(body())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    return found[0]
+
+
+def test_a_measurement_on_a_thread_beside_another_is_refused():
+    with roofprobe.measure(**QUICK) as probe:
+        for index in probe.steps(range(STEPS)):
+            work()
+            if index in (0, 2, 3):
+                refused = in_thread(lambda: roofprobe.measure_step(work, **QUICK))
+                assert isinstance(refused, MeasurementActiveError)
+    assert probe.result.complete
+    assert roofprobe.figures(probe.result).flop_total.value == 48
+
+
+def test_of_threads_that_all_start_at_once_one_measures():
+    barrier = threading.Barrier(4)
+    ended = []
+
+    def body() -> None:
+        barrier.wait()
+        try:
+            with roofprobe.measure(**QUICK) as probe:
+                time.sleep(0.2)
+                for _ in probe.steps(range(STEPS)):
+                    work()
+            ended.append(roofprobe.figures(probe.result).flop_total.value)
+        except MeasurementActiveError:
+            ended.append(None)
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ended, key=str) == [48, None, None, None]
+
+
+def test_a_measurement_on_another_thread_than_the_main_one_works():
+    record = in_thread(lambda: roofprobe.measure_step(work, **QUICK))
+    assert isinstance(record, Measurement), record
+    assert record.complete
+    assert roofprobe.figures(record).flop_total.value == 48
+
+
+# -- The device -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an NVIDIA driver")
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", 7])
+def test_a_gpu_that_is_not_there_is_one_sentence(device):
+    with (
+        pytest.raises(UsageError, match="PyTorch finds no CUDA device"),
+        roofprobe.measure(device=device),
+    ):
+        pass
+    assert_the_next_measurement_is_right()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_gpu_that_is_lost_ends_the_measurement_with_cuptis_words(call):
+    def lost():
+        raise CuptiError("stopping a pass: CUPTI_ERROR_UNKNOWN (999)", 999)
+
+    backend = FaultyBackend(call, lost)
+    with (
+        pytest.raises(CuptiError, match="CUPTI_ERROR_UNKNOWN"),
+        roofprobe.measure(backend=backend, **QUICK) as probe,
+    ):
+        for _ in probe.steps(range(STEPS)):
+            work()
+    if call == "prepare":  # nothing is known that a record could hold
+        with pytest.raises(UsageError, match="the result exists once"):
+            _ = probe.result
+    else:
+        assert not probe.result.complete
+        assert (len(probe.result.rounds) == 1) == (call == "close")
+        assert backend.called[-1] == "close"
+    assert_the_next_measurement_is_right()
+
+
+def test_a_gpu_that_is_lost_together_with_its_session_hides_no_error_of_the_step():
+    def lost():
+        raise CuptiError("closing: CUPTI_ERROR_UNKNOWN (999)", 999)
+
+    with (
+        pytest.raises(RuntimeError, match="unspecified launch failure"),
+        roofprobe.measure(backend=FaultyBackend("close", lost), **QUICK) as probe,
+    ):
+        for index in probe.steps(range(STEPS)):
+            if index == STEPS - 1:
+                raise RuntimeError("CUDA error: unspecified launch failure")
+    assert any("CUPTI_ERROR_UNKNOWN" in warning for warning in probe.result.warnings)
+    assert_the_next_measurement_is_right()
+
+
+def test_a_shared_mig_instance_keeps_the_flop_of_its_sms():
+    """NaN of units that instances share is None with the reason (BUGS 03); SM counts stand."""
+    whole = Measurement.load(DATA / "resnet18-b256-tf32.json")
+    why = "CUPTI could not form a value (NaN)"
+    shared = [name for name in whole.metrics if name.startswith(("dram__", "lts__"))]
+    assert len(shared) >= 3
+    counted = dict(whole.rounds[0].counters) | dict.fromkeys(shared)
+    record = dataclasses.replace(
+        whole,
+        rounds=(dataclasses.replace(whole.rounds[0], counters=counted),),
+        unavailable={**whole.unavailable, **dict.fromkeys(shared, why)},
+    )
+    found = roofprobe.figures(record)
+    assert found.flop_total.value == roofprobe.figures(whole).flop_total.value > 2.7e12
+    assert found.byte["dram"].value is None
+    assert why in found.byte["dram"].reason
+    assert found.intensity["dram"].value is None
+    assert found.intensity["l1"].value > 0
+
+
+# -- Files ----------------------------------------------------------------------------------
+
+
+def test_a_run_file_on_a_full_disk_is_written_whole_or_not_at_all(tmp_path):
+    """A limit on file sizes stands for the disk: both stop the write in the middle."""
+    (tmp_path / "run.json").write_text("old")
+    ended = run(
+        """
+        import resource, sys
+        from roofprobe.record import write_whole
+        from roofprobe.errors import RecordError
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            write_whole(sys.argv[1], b"x" * 2000)
+        except RecordError as error:
+            print(error)
+        """.replace("sys.argv[1]", repr(str(tmp_path / "run.json")))
+    )
+    assert ended.stdout == f"could not write {tmp_path / 'run.json'}: File too large\n"
+    assert (tmp_path / "run.json").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.json"]
+
+
+def test_an_output_folder_that_was_removed_meanwhile_is_made_again(tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with roofprobe.measure(**QUICK) as probe:
+        for _ in probe.steps(range(STEPS)):
+            work()
+        folder.rmdir()
+    path = probe.result.save(folder / "run.json")
+    assert Measurement.load(path) == probe.result
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence():
+    """Not even root writes there."""
+    with pytest.raises(RecordError, match=r"^could not write /proc/self/run.json: "):
+        write_whole("/proc/self/run.json", b"{}")
