@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Final
 
-import torch
 from torch import nn
 
 from roofprobe import layers
 from roofprobe.activity import KernelTracer, Span, Trace
 from roofprobe.counters import RegionBackend
 from roofprobe.errors import UsageError
+from roofprobe.kernel_names import demangled
 from roofprobe.record import Kernel, KernelUse, Regions, Segment
 from roofprobe.regions import (
     SEPARATOR,
@@ -349,14 +349,8 @@ def _kernels(
     uses: defaultdict[str, list[KernelUse]] = defaultdict(list)
     for (name, label), each in durations.items():
         uses[name].append(KernelUse(places[label], len(each) / steps, sum(each) / steps))
-    found = [Kernel(_demangled(name), tuple(places)) for name, places in uses.items()]
+    found = [Kernel(demangled(name), tuple(places)) for name, places in uses.items()]
     return tuple(sorted(found, key=lambda kernel: -kernel.time))
-
-
-def _demangled(name: str) -> str:
-    # Private, and in every PyTorch since 1.0; a name as the compiler spells it is no loss of truth.
-    demangle = getattr(torch._C, "_demangle", None)
-    return str(demangle(name)) if demangle is not None and name.startswith("_Z") else name
 
 
 def _spelled(label: Label) -> str:

@@ -1,17 +1,24 @@
 """The parts of a step in words: what to fix first, and the kernels that take longest."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
 
 from roofprobe.derive import figures
+from roofprobe.kernel_names import brief
+from roofprobe.kernel_parts import KernelPart, kernel_parts
 from roofprobe.parts import Part, checks, name_of, parts, phase_name, phases, total
-from roofprobe.record import Kernel, Measurement, Regions
+from roofprobe.record import Kernel, KernelCounts, Measurement, Regions
 from roofprobe.units import number, percent, seconds, si
 
 TOP_PARTS: Final = 20
 TOP_KERNELS: Final = 15
-_NAME: Final = 34  # characters of a part's name, and of a kernel's
+# Characters of a part's name, of a kernel's, and of the part that a kernel runs in.
+_NAME: Final = 34
 _KERNEL: Final = 46
+_WHERE: Final = 22
+_COUNTED: Final = 20  # of a kernel with its counts beside it
+# On a page names wrap; of a kernel, a template's arguments alone can fill a thousand characters.
+_LONGEST: Final = 160
 
 _CHECKED: Final = {"FLOP": "FLOP", "dram": "DRAM bytes", "l2": "L2 bytes", "l1": "L1 bytes"}
 
@@ -38,6 +45,19 @@ class KernelRow(NamedTuple):
     where: str
 
 
+class CountedRow(NamedTuple):
+    """A kernel that was counted."""
+
+    kernel: str
+    launches: str
+    time: str
+    flop: str
+    dram: str
+    intensity: str
+    bound: str
+    lost: str
+
+
 class PartTable(NamedTuple):
     """A table.
 
@@ -46,33 +66,89 @@ class PartTable(NamedTuple):
         heads: Of the columns.
         rows: Cells, one for each head.
         sides: ``l`` or ``r`` for each column.
+        of: What its rows are.
     """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     sides: str
+    of: Literal["phase", "layer", "kernel"]
 
 
-def tables(record: Measurement) -> Iterator[PartTable]:
-    """Phases, then layers by time lost, then kernels by time, as far as they were measured."""
+def tables(record: Measurement, *, whole: bool = False) -> Iterator[PartTable]:
+    """Phases, then layers by time lost, then kernels by time, as far as they were measured.
+
+    Args:
+        record: Measured by phase, layer or kernel; there are no tables of any other.
+        whole: Every row with its whole name, for a page. In a terminal long tables end in a row
+            for the rest, and long names lose their middle.
+    """
     regions = record.regions
     if regions is None:
         return
     heads = ("part", "time", "step", "FLOP", "DRAM", "bound by", "lost")
+    length = _LONGEST if whole else _NAME
     ranges = phases(record)
     if regions.by == "phase" or len(ranges) > 1:
-        yield PartTable("By phase", heads, tuple(map(_row, ranges)), "lrrrrlr")
+        rows = tuple(row(part, length) for part in ranges)
+        yield PartTable("By phase", heads, rows, "lrrrrlr", "phase")
     if regions.by != "phase":
         order = "time" if regions.by == "kernel" else "time lost against the roof, fix this first"
-        rows = tuple(_layers(by_loss(record)))
-        yield PartTable(f"By layer, by {order}", heads, rows, "lrrrrlr")
+        ordered = by_loss(record)
+        shown = ordered if whole else ordered[:TOP_PARTS]
+        rows = tuple(row(part, length) for part in shown)
+        if len(shown) < len(ordered):
+            rows = *rows, _rest(ordered[len(shown) :])
+        yield PartTable(f"By layer, by {order}", heads, rows, "lrrrrlr", "layer")
     if regions.kernels:
-        shown = regions.kernels[:TOP_KERNELS]
-        title = f"Kernels by time, {len(shown)} of {len(regions.kernels)}"
+        found = regions.kernels if whole else regions.kernels[:TOP_KERNELS]
+        title = "Kernels by time"
+        if not whole:
+            title = f"{title}, {len(found)} of {len(regions.kernels)}"
         step = record.timing.median if record.timing is not None else None
-        rows = tuple(_kernel_row(kernel, regions, step) for kernel in shown)
-        yield PartTable(title, ("kernel", "runs", "time", "step", "where"), rows, "lrrrl")
+        runs = tuple(_kernel_row(kernel, regions, step, whole=whole) for kernel in found)
+        yield PartTable(title, ("kernel", "runs", "time", "step", "where"), runs, "lrrrl", "kernel")
+    if regions.counted is not None:
+        yield counted_kernels(record, regions.counted, _LONGEST if whole else _COUNTED)
+
+
+def counted_kernels(record: Measurement, how: KernelCounts, length: int) -> PartTable:
+    """Kernels that were counted one by one, longest first.
+
+    Args:
+        record: The record.
+        how: Its ``regions.counted``.
+        length: Characters of a kernel's name.
+    """
+    heads = ("kernel", "runs", "time", "FLOP", "DRAM", "FLOP/B", "bound by", "lost")
+    rows = tuple(_counted_row(part, length) for part in kernel_parts(record))
+    return PartTable(
+        f"Kernels, counted by {how.tool}, {how.mode}", heads, rows, "lrrrrrlr", "kernel"
+    )
+
+
+def counted_remarks(record: Measurement, how: KernelCounts) -> Iterator[str]:
+    """Sentences on what the counts of single kernels rest on, and which are missing."""
+    yield (
+        f"Counts of single kernels are of {number(how.launches)} launches, each replayed alone "
+        f"({how.source}); their times are of the step. With its caches flushed a kernel reads "
+        "again what the one before it left there, and what it leaves there itself is not written "
+        "back, so its bytes are not those of the step."
+    )
+    warm = sum(part.warm for part in kernel_parts(record))
+    if warm:
+        yield (
+            f"{warm} of them needed more bytes than DRAM delivers in their time: in the step a "
+            "part came from the caches, so they are judged without DRAM."
+        )
+    for metric, reason in how.unavailable.items():
+        yield f"Kernels lack {metric}: {reason}."
+    names: dict[str, list[str]] = {}
+    for name, reason in how.left_out.items():
+        names.setdefault(reason, []).append(_shortened(brief(name), _KERNEL))
+    for reason, own in names.items():
+        yield f"Not counted, {reason}: {', '.join(own)}."
 
 
 def by_loss(record: Measurement) -> list[Part]:
@@ -81,6 +157,19 @@ def by_loss(record: Measurement) -> list[Part]:
         parts(record),
         key=lambda part: (part.lost is None, -(part.lost or 0.0), -(part.time or 0.0)),
     )
+
+
+def left_out(reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What a picture of parts leaves out, one line for each reason.
+
+    Args:
+        reasons: Name and reason of each, as a ``Roofline`` has them.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    for reason, own in names.items():
+        yield f"{own[0] if len(own) == 1 else f'{len(own)} parts'}: {reason}"
 
 
 def remarks(record: Measurement) -> Iterator[str]:
@@ -113,6 +202,8 @@ def remarks(record: Measurement) -> Iterator[str]:
         )
     if "parts" in record.notes and regions.time_source is not None:
         yield f"{record.notes['parts']}."
+    if regions.counted is not None:
+        yield from counted_remarks(record, regions.counted)
     for note in regions.notes:
         yield f"{note[0].upper()}{note[1:]}."
 
@@ -144,31 +235,30 @@ def _idle(record: Measurement) -> Iterator[str]:
         yield f"No kernel runs in {percent(idle.value)} of the step, which no part has."
 
 
-def _layers(ordered: Sequence[Part]) -> Iterator[tuple[str, ...]]:
-    shown, rest = ordered[:TOP_PARTS], ordered[TOP_PARTS:]
-    yield from map(_row, shown)
-    if rest:
-        yield PartRow(
-            f"{len(rest)} more",
-            seconds(total(part.time for part in rest), 3),
-            percent(total(part.share for part in rest), 2),
-            si(total(part.figures.flop_total.value for part in rest), "", 3),
-            si(total(_dram(part) for part in rest), "B", 3),
-            "",
-            seconds(total(part.lost for part in rest), 3),
-        )
-
-
-def _row(part: Part) -> PartRow:
+def row(part: Part, length: int = _LONGEST) -> PartRow:
+    """A part in words, its name in so many characters."""
     lost = seconds(part.lost, 3)
     return PartRow(
-        _shortened(part.name, _NAME),
+        _shortened(part.name, length),
         seconds(part.time, 3),
         percent(part.share, 2),
         si(part.figures.flop_total.value, "", 3),
         si(_dram(part), "B", 3),
         _bound(part) if part.time else "",
         f"<= {lost}" if part.lost is not None and part.lost_at_most else lost,
+    )
+
+
+def _rest(rest: Sequence[Part]) -> PartRow:
+    """Several parts together."""
+    return PartRow(
+        f"{len(rest)} more",
+        seconds(total(part.time for part in rest), 3),
+        percent(total(part.share for part in rest), 2),
+        si(total(part.figures.flop_total.value for part in rest), "", 3),
+        si(total(_dram(part) for part in rest), "B", 3),
+        "",
+        seconds(total(part.lost for part in rest), 3),
     )
 
 
@@ -187,7 +277,7 @@ def _bound(part: Part) -> str:
     return f"{bound} {share}" if bound == use.name else f"{bound or '?'} ({use.name} {share})"
 
 
-def _kernel_row(kernel: Kernel, regions: Regions, step: float | None) -> KernelRow:
+def _kernel_row(kernel: Kernel, regions: Regions, step: float | None, *, whole: bool) -> KernelRow:
     places: dict[str, float] = {}
     for use in kernel.uses:
         segment = regions.segments[use.segment]
@@ -196,11 +286,28 @@ def _kernel_row(kernel: Kernel, regions: Regions, step: float | None) -> KernelR
     most = max(places, key=lambda name: places[name])
     more = f" +{len(places) - 1}" if len(places) > 1 else ""
     return KernelRow(
-        _shortened(kernel.name, _KERNEL),
+        _shortened(kernel.name, _LONGEST if whole else _KERNEL),
         number(kernel.launches, 3),
         seconds(kernel.time, 3),
         percent(kernel.time / step if step else None, 2),
-        _shortened(most, 22) + more,
+        _shortened(most, _LONGEST if whole else _WHERE) + more,
+    )
+
+
+def _counted_row(found: KernelPart, length: int) -> CountedRow:
+    part = found.part
+    intensity = found.counted.intensity.get("dram")
+    byte = found.counted.byte.get("dram")
+    said = row(part)
+    return CountedRow(
+        _shortened(brief(found.kernel.name), length),
+        number(found.kernel.launches, 3),
+        said.time,
+        si(found.counted.flop_total.value, "", 3),
+        si(byte.value if byte is not None else None, "B", 3),
+        number(intensity.value if intensity is not None else None, 3),
+        said.bound,
+        said.lost,
     )
 
 

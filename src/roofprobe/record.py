@@ -21,10 +21,13 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from roofprobe.errors import RecordError
-from roofprobe.schema import json_schema
+from roofprobe.schema import json_schema, strict_json
 
 SCHEMA: Final = "roofprobe.run"
 VERSION: Final = 1
+
+# More than any counter reads (1e16 FLOP/s for three million years), and far from overflowing sums.
+_MOST_COUNTED: Final = 1e30
 
 Scalar = str | int | float | bool | None
 
@@ -275,10 +278,13 @@ class Kernel:
     Attributes:
         name: As in its source.
         uses: Where it ran.
+        counters: CUPTI metric name -> sum over its launches in a step, None where one has no
+            value; empty where it was not counted. ``Regions.counted`` says how.
     """
 
     name: str
     uses: tuple[KernelUse, ...]
+    counters: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def launches(self) -> float:
@@ -289,6 +295,33 @@ class Kernel:
     def time(self) -> float:
         """Sum of its durations in a step, s."""
         return sum(use.time for use in self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCounts:
+    """How kernels were counted one by one: by another profiler, which replays each of them.
+
+    Attributes:
+        tool: The profiler with its version: ``ncu 2025.3.1.0``.
+        mode: How it replays, and what it does with the caches.
+        created: UTC, ISO 8601.
+        command: The workload's command.
+        launches: That it replayed, in one step of one process.
+        duration: Seconds of wall clock.
+        unavailable: Metric -> why it has no value, or not for every launch.
+        left_out: Kernel -> why it has no counters.
+        source: The label of every such figure.
+    """
+
+    tool: str
+    mode: str
+    created: str
+    command: tuple[str, ...]
+    launches: float
+    duration: float
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    source: str = "ncu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +337,7 @@ class Regions:
         lost_time: Seconds of kernels that began before the first label was open.
         between: Median seconds of wall clock between two timed steps: the loop waits for data.
         notes: What could not be told apart, and why.
+        counted: How kernels were counted, where that was done.
     """
 
     by: str
@@ -314,6 +348,7 @@ class Regions:
     lost_time: float = 0.0
     between: float | None = None
     notes: tuple[str, ...] = ()
+    counted: KernelCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,11 +457,12 @@ class Measurement:
         """Reads what ``to_json`` wrote.
 
         Raises:
-            RecordError: not JSON, not a run record, another version, or a broken field.
+            RecordError: not JSON, not a run record, another version, a broken field, or a
+                value that nothing can have measured.
         """
         try:
-            body = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+            body = strict_json(text)
+        except ValueError as error:
             raise RecordError(f"not a run record: not valid JSON ({error})") from None
         if not isinstance(body, dict) or body.get("schema") != SCHEMA:
             raise RecordError(f"not a run record: its schema is not {SCHEMA!r}")
@@ -436,7 +472,9 @@ class Measurement:
                 f"{VERSION}: measure again, or read it with the roofprobe that wrote it"
             )
         _validate(body)
-        return typing.cast(Measurement, _build(cls, body))
+        record = typing.cast(Measurement, _build(cls, body))
+        _require_plausible(record)
+        return record
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Measurement":
@@ -510,6 +548,40 @@ def _validate(body: Mapping[str, Any]) -> None:
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path) or "the record"
         raise RecordError(f"broken run record: at {where}: {error.message[:200]}")
+
+
+def _require_plausible(record: Measurement) -> None:
+    """Refuses what no measurement gives and no later calculation would survive."""
+    if record.timing is not None and min(record.timing.step, default=0.0) <= 0:
+        raise RecordError("broken run record: at timing/step: a step takes time, more than 0 s")
+    for index, whole in enumerate(record.rounds):
+        _require_counted(f"rounds/{index}", whole.counters)
+    if record.regions is None:
+        return
+    segments = record.regions.segments
+    for index, segment in enumerate(segments):
+        if len(segment.counters) != len(segments[0].counters):
+            raise RecordError(
+                f"broken run record: at regions/segments/{index}: it was counted in another number "
+                "of rounds than the first"
+            )
+        for counted in segment.counters:
+            _require_counted(f"regions/segments/{index}", counted)
+    for kernel in record.regions.kernels:
+        for use in kernel.uses:
+            if not 0 <= use.segment < len(segments):
+                raise RecordError(
+                    f"broken run record: at regions/kernels: there is no segment {use.segment}"
+                )
+
+
+def _require_counted(place: str, counters: Mapping[str, float | None]) -> None:
+    for name, value in counters.items():
+        if value is not None and not 0 <= value <= _MOST_COUNTED:
+            raise RecordError(
+                f"broken run record: at {place}/counters: {name} is {value:g}, which nothing can "
+                "have counted"
+            )
 
 
 def _plain(value: Any) -> Any:

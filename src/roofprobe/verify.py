@@ -12,24 +12,15 @@ Clocks are left alone in both. The program's own ``roofprobe.measure`` marks the
 """
 
 import dataclasses
-import os
-import re
-import shutil
-import signal
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from roofprobe import metrics
-from roofprobe.counters import external
+from roofprobe import metrics, ncu_run
 from roofprobe.errors import RoofprobeError, UsageError
 from roofprobe.ncu_import import Imported, import_files
-from roofprobe.ncu_import.messages import PERMISSION, refused
+from roofprobe.ncu_run import FLUSHED, KERNEL, NCCL_REASON, STALL, Ncu, Run, Say
 from roofprobe.record import CheckedCounter, CrossCheck, Measurement
 
 # Both read the same hardware: instructions repeat to the digit but for dropout, whose masks move
@@ -37,74 +28,11 @@ from roofprobe.record import CheckedCounter, CrossCheck, Measurement
 COUNT_TOLERANCE: Final = 1e-3
 BYTE_TOLERANCE: Final = 2e-2
 
-# Without a word from ncu or the program for this long, s, a run hangs. The slowest single launch
-# seen under kernel replay took seconds.
-STALL: Final = 300.0
-
-_KERNEL: Final = "kernel replay"
-_RANGE: Final = "application-range replay"
-_FLUSHED: Final = "kernel replay, caches flushed"
-
-# Communication kernels wait for each other across processes; replayed one at a time they never
-# end. Spelled without lookahead, which not every regular-expression engine has.
-_NOT_NCCL: Final = "regex:^([^n]|n[^c]|nc[^c]|ncc[^l]).*"
-
 _FLUSH_REASON: Final = (
     "another question: ncu flushes the caches before each kernel, so that what one kernel left "
     "there for the next is read again (reads up), and stops counting before dirty lines are "
     "written back (writes down)"
 )
-_HALF_A_SECOND: Final = 0.5
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Ncu:
-    """An installed Nsight Compute.
-
-    Attributes:
-        path: The program.
-        version: As it prints it, such as ``2025.3.1.0``.
-        chips: Chips that it can profile, in CUPTI's spelling; empty where it does not tell.
-    """
-
-    path: str
-    version: str
-    chips: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of ncu: how, and what for."""
-
-    mode: str
-    title: str
-    metrics: tuple[str, ...]
-    options: tuple[str, ...]
-
-
-def find_ncu(given: str | None = None) -> Ncu:
-    """Finds Nsight Compute and asks it what it is.
-
-    Args:
-        given: Path or name, where the user knows better than ``PATH``.
-
-    Raises:
-        UsageError: there is none, or it does not answer.
-    """
-    path = next((found for name in _candidates(given) if (found := shutil.which(name))), None)
-    if path is None:
-        asked = f"{given} is not a program" if given else "ncu is not on PATH nor where CUDA has it"
-        raise UsageError(
-            f"the cross-check needs Nsight Compute, and {asked}: install it (nsight-compute, in "
-            "every CUDA toolkit) or name it with roofprobe verify --ncu PATH"
-        )
-    version = re.search(r"Version (\S+)", _answer(path, "--version"))
-    if version is None:
-        raise UsageError(f"{path} --version does not answer as Nsight Compute does")
-    chips = re.findall(r"\b[a-z]{2}[0-9]{2}[0-9a-z]\b", _answer(path, "--list-chips"))
-    return Ncu(path, version[1], frozenset(chip.upper() for chip in chips))
 
 
 def cross_check(
@@ -142,7 +70,8 @@ def cross_check(
         counted: Imported | None = None
         reason: str | None = None
         try:
-            counted = _profile(run, command, ncu, logs, stall)
+            with ncu_run.profiled(run, command, ncu, logs=logs, stall=stall) as log:
+                counted = import_files([log])
         except RoofprobeError as error:
             reason = str(error)
             say(f"=> ncu, {run.title}, failed: {reason}")
@@ -170,7 +99,7 @@ def applied(record: Measurement, check: CrossCheck) -> Measurement:
 # -- What is compared ---------------------------------------------------------------------
 
 
-def _runs(record: Measurement) -> tuple[_Run, ...]:
+def _runs(record: Measurement) -> tuple[Run, ...]:
     rows = metrics.rows(record.metrics)
     counts = tuple(row.name for row in rows if row.kind in ("flop", "op"))
     byte = tuple(row.name for row in rows if row.kind in ("byte", "sector"))
@@ -179,14 +108,9 @@ def _runs(record: Measurement) -> tuple[_Run, ...]:
             "none of the record's metrics is one that ncu is compared on: measure one of the sets "
             f"{', '.join(metrics.SET_NAMES)}"
         )
-    kernel = (
-        *("--replay-mode", "kernel", "--profile-from-start", "off"),
-        *("--kernel-name-base", "function", "--kernel-name", _NOT_NCCL),
-    )
-    ranges = ("--replay-mode", "app-range", "--cache-control", "none")
-    found = [_Run(_KERNEL, _KERNEL, (*counts, *byte), kernel)]
+    found = [ncu_run.kernel_replay((*counts, *byte))]
     if byte:
-        found.append(_Run(_RANGE, f"{_RANGE} without cache control", byte, ranges))
+        found.append(ncu_run.range_replay(byte))
     return tuple(found)
 
 
@@ -196,19 +120,12 @@ def _check(record: Measurement, ncu: Ncu) -> None:
             f"the record holds no complete round of hardware counters (its source is "
             f"{record.source}): measure with --backend cupti first"
         )
-    chip = record.environment.chip
-    if ncu.chips and chip is not None and chip not in ncu.chips:
-        raise UsageError(
-            f"ncu {ncu.version} ({ncu.path}) does not know chip {chip}: install one that does (the "
-            "newest for a new GPU; for Volta 2025.2 or older), or name it with roofprobe verify "
-            "--ncu PATH"
-        )
+    ncu.require(record.environment.chip)
 
 
 def _left_out(record: Measurement) -> dict[str, str]:
     found = {
-        "nccl kernels": "they wait for other processes and cannot be replayed one at a time; the "
-        f"filter of {_KERNEL} leaves them out",
+        "nccl kernels": f"{NCCL_REASON}; the filter of {KERNEL} leaves them out",
     }
     for row in metrics.rows(record.metrics):
         if row.kind == "second":
@@ -220,19 +137,19 @@ def _left_out(record: Measurement) -> dict[str, str]:
 
 
 def _compared(
-    record: Measurement, run: _Run, counted: Imported | None, reason: str | None
+    record: Measurement, run: Run, counted: Imported | None, reason: str | None
 ) -> list[CheckedCounter]:
     found = []
     processes = max(1, len(counted.processes)) if counted is not None else 1
     for name in run.metrics:
         byte = metrics.TABLE[name].kind in ("byte", "sector")
-        shown_only = byte and run.mode == _KERNEL
+        shown_only = byte and run.mode == KERNEL
         other = counted.counters.get(name) if counted is not None else None
         row = CheckedCounter(
             metric=name,
             roofprobe=record.value(name),
             other=None if other is None else other / processes,
-            mode=_FLUSHED if shown_only else run.mode,
+            mode=FLUSHED if shown_only else run.mode,
             tolerance=None if shown_only else BYTE_TOLERANCE if byte else COUNT_TOLERANCE,
             agrees=None,
         )
@@ -280,129 +197,3 @@ def _multiples_named(rows: Sequence[CheckedCounter]) -> list[CheckedCounter]:
         dataclasses.replace(row, reason=why) if row.agrees is False and row.other else row
         for row in rows
     ]
-
-
-# -- Running ncu --------------------------------------------------------------------------
-
-
-def _profile(
-    run: _Run, command: Sequence[str], ncu: Ncu, logs: Path | None, stall: float
-) -> Imported:
-    """Runs the program under ncu and reads what ncu wrote.
-
-    Raises:
-        RoofprobeError: in one sentence, why there is nothing to read.
-    """
-    with tempfile.TemporaryDirectory(prefix="roofprobe-ncu-") as temporary:
-        folder = logs or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        stem = run.mode.replace(" ", "-")
-        log, output = folder / f"{stem}.csv", folder / f"{stem}.out"
-        log.unlink(missing_ok=True)
-        arguments = [
-            *(ncu.path, "--csv", "--page", "raw", "--print-units", "base"),
-            *("--log-file", str(log), "--target-processes", "all", "--clock-control", "none"),
-            *(*run.options, "--metrics", ",".join(run.metrics), *command),
-        ]
-        status = _watched(arguments, log, output, stall)
-        if status != 0:
-            raise RoofprobeError(_failure(status, log, output))
-        if not log.exists() or not log.read_bytes().strip():
-            raise RoofprobeError(
-                "ncu ended without an error and wrote nothing: run the same command under ncu by "
-                f"hand to see why ({' '.join(arguments[:1] + list(command))})"
-            )
-        return import_files([log])
-
-
-def _watched(arguments: Sequence[str], log: Path, output: Path, stall: float) -> int:
-    """Runs a program and its children to the end, or stops them all.
-
-    Raises:
-        RoofprobeError: neither log nor output grew for ``stall`` seconds.
-    """
-    environment = {**os.environ, external.ENVIRONMENT: external.SOURCE, "LC_ALL": "C"}
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            seen, since = (0, 0), time.monotonic()
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    return process.wait(_HALF_A_SECOND)
-                sizes = (log.stat().st_size if log.exists() else 0, output.stat().st_size)
-                if sizes != seen:
-                    seen, since = sizes, time.monotonic()
-                elif time.monotonic() - since > stall:
-                    raise RoofprobeError(
-                        f"ncu and the program printed nothing for {stall:.0f} s and were stopped: "
-                        f"a program that waits for others (nccl) hangs under replay{_last(log)}"
-                    )
-        except BaseException:
-            _stop(process)
-            raise
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a process and everything that it started, which may outlive it."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-
-
-def _failure(status: int, log: Path, output: Path) -> str:
-    """Why ncu ended with an error, in a sentence."""
-    text = _text(log) + "\n" + _text(output)
-    if PERMISSION in text:
-        return refused()
-    number = -status if status < 0 else status - 128
-    if status < 0 or 128 < status <= 128 + signal.NSIG:
-        called = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        return (
-            f"ncu or the program under it was killed by signal {called}"
-            + (" (out of memory?)" if called == "SIGKILL" else "")
-            + _last(output)
-        )
-    said = re.findall(r"==ERROR== *(.+)", text)
-    # "An error occurred while trying to profile" and the like point to the line before them.
-    if said:
-        return f"ncu ended with status {status}; it said: {'; '.join(dict.fromkeys(said))[:400]}"
-    return f"the program under ncu ended with status {status}{_last(output)}"
-
-
-def _last(path: Path) -> str:
-    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
-    return f"; its last line: {lines[-1][:200]}" if lines else "; it printed nothing"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _candidates(given: str | None) -> list[str]:
-    if given is not None:
-        return [given]
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    installed = sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"), reverse=True)
-    return ["ncu", *(f"{home}/bin/ncu" for home in homes if home), *map(str, installed)]
-
-
-def _answer(path: str, option: str) -> str:
-    try:
-        done = subprocess.run(
-            [path, option], capture_output=True, text=True, errors="replace", timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{path} {option} does not run: {error}") from None
-    return done.stdout

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from roofprobe import metrics
 from roofprobe.page import save
-from roofprobe.record import MeasuredRoof, Measurement
+from roofprobe.record import (
+    Kernel,
+    KernelUse,
+    MeasuredRoof,
+    Measurement,
+    Regions,
+    Round,
+    Segment,
+    Timing,
+)
 
 try:
     from playwright.sync_api import sync_playwright
@@ -50,12 +60,14 @@ DRAWN = """() => {
   };
 }"""
 # Ticks whose names run into the next one's, and axes with fewer than two names.
-OVERLAPS = """() => ["x", "y"].map((axis) => {
-  const [low, high] = axis === "x" ? ["left", "right"] : ["top", "bottom"];
-  const names = [...document.querySelectorAll(`.${axis}tick text`)]
-    .map((name) => name.getBoundingClientRect()).sort((a, b) => a[low] - b[low]);
-  return names.filter((box, i) => i && names[i - 1][high] > box[low]).length + (names.length < 2);
-}).reduce((a, b) => a + b)"""
+OVERLAPS = """() => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) =>
+  ["x", "y"].map((axis) => {
+    const [low, high] = axis === "x" ? ["left", "right"] : ["top", "bottom"];
+    const names = [...plot.querySelectorAll(`.${axis}tick text`)]
+      .map((name) => name.getBoundingClientRect()).sort((a, b) => a[low] - b[low]);
+    const covered = names.filter((box, i) => i && names[i - 1][high] > box[low]);
+    return covered.length + (names.length < 2);
+  })).reduce((a, b) => a + b)"""
 # Where on the screen something is: the vertex of a roof, or a point of the whole step.
 PLACE = """([level, roof]) => {
   const box = document.getElementById("roofline");
@@ -288,3 +300,188 @@ def test_the_policy_forbids_loading(chromium, tmp_path, resnet):
     )
     assert blocked == "https://example.invalid/x.png"
     context.close()
+
+
+# The picture of parts, reduced to what a user sees; numbers by their boxes on the screen.
+PARTS = """() => {
+  const box = document.querySelector(".picture");
+  const parts = box.data.at(-1);
+  return {
+    x: parts.x, y: parts.y, size: parts.marker.size, colour: parts.marker.color,
+    edge: parts.marker.line.color, roofs: box.data.length - 1,
+    numbers: [...box.querySelectorAll(".annotation")]
+      .filter((each) => /^\\d+$/.test(each.textContent))
+      .map((each) => {
+        const { left, right, top, bottom } = each.getBoundingClientRect();
+        return { text: each.textContent, left, right, top, bottom };
+      }),
+  };
+}"""
+PART_PLACE = """(i) => {
+  const box = document.querySelector(".picture");
+  box.scrollIntoView();
+  const { xaxis, yaxis } = box._fullLayout;
+  const { x, y } = box.getBoundingClientRect();
+  const parts = box.data.at(-1);
+  return [x + xaxis._offset + xaxis.d2p(parts.x[i]), y + yaxis._offset + yaxis.d2p(parts.y[i])];
+}"""
+TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
+
+
+def counted(tf32, byte):
+    """What a GPU counts for so many TF32 FLOP, and bytes of which half are read."""
+    halves = {"dram__bytes_read.sum": byte / 2, "dram__bytes_write.sum": byte / 2}
+    return {**dict.fromkeys(metrics.metric_set("full", "GH100"), 0.0), TF32: tf32, **halves}
+
+
+def part(module, seconds, tf32, byte):
+    """A module's forward work."""
+    return Segment("", module, "forward", 1.0, (counted(tf32, byte),), seconds, 1.0)
+
+
+@pytest.fixture
+def layers(resnet):
+    """A step of 50 ms by layer; its roofs are 398 TFLOP/s and 4.25 TB/s."""
+    own = (
+        part("compute", 10e-3, 3e12, 1e9),  # 7.5 ms of FLOP
+        part("memory", 5e-3, 1e12, 20e9),  # 4.7 ms of bytes
+        part("<b>idle</b><img src=x onerror=hit=1>", 4e-3, 1e11, 1e8),
+        part("fast", 1e-3, 1e12, 1e9),  # a PFLOP/s: twice the roof
+        # on one spot, without room for all numbers
+        *(part(f"twin{n}", 0.1e-3, 1e9, 0.1e9) for n in range(25)),
+    )
+    kernels = tuple(
+        Kernel(f"void kernel{n}<{'float, ' * n}int>(float*)", (KernelUse(0, 1.0, 1e-4),))
+        for n in range(40)
+    )
+    return replace(
+        resnet,
+        metrics=tuple(counted(0, 0)),
+        rounds=(Round(counted(5.125e12, 24.6e9), 1, 0),),
+        unavailable={},
+        timing=Timing((50e-3,), "cuda_events"),
+        regions=Regions("layer", own, 2, "cupti_activity", kernels),
+    )
+
+
+def test_parts_are_sized_by_time_and_coloured_by_verdict(opened, layers):
+    page = opened(("x", layers))
+    page.wait_for_selector(".picture .main-svg")
+    drawn = page.evaluate(PARTS)
+    assert drawn["x"] == pytest.approx([3000, 50, 1000, 1000, *[10] * 25])
+    assert drawn["y"] == pytest.approx([300e12, 200e12, 25e12, 1e15, *[10e12] * 25])
+    # areas as times: 10, 5, 4, 1 and 0.1 ms, down to what can be seen
+    assert [(size / drawn["size"][0]) ** 2 for size in drawn["size"][:4]] == pytest.approx(
+        [1, 0.5, 0.4, 0.1]
+    )
+    assert drawn["size"][4:] == [5] * 25
+    # What lies above its roof is not judged, and hollow.
+    blue, orange, olive, grey, white = "#0072b2", "#b84f00", "#7d6200", "#8a8a8a", "#ffffff"
+    assert drawn["colour"][:4] == [orange, blue, olive, white]
+    assert drawn["edge"][:4] == [orange, blue, olive, grey]
+    assert drawn["roofs"] == 4  # TF32 and DRAM, measured and of the datasheet
+    assert page.evaluate(
+        "() => { const b = document.querySelector('.picture');"
+        " return Plotly.validate(b.data, b.layout) ?? null; }"
+    ) in (None, [])
+    key = [item.strip() for item in page.locator(".layered .key li").all_text_contents()]
+    assert key[:4] == [
+        "memory-bound (1)",
+        "compute-bound (1)",
+        "latency-bound (26)",
+        "not judged (1)",
+    ]
+
+
+def test_hover_tells_what_a_part_is_and_loses(opened, layers):
+    page = opened(("x", layers))
+    x, y = page.evaluate(PART_PLACE, 1)
+    page.mouse.move(x + 1, y + 1)
+    page.wait_for_selector(".picture .hoverlayer .hovertext")
+    said = page.locator(".picture .hoverlayer").text_content()
+    for words in (
+        "memory forward",
+        "time: 5 ms, 10% of the step",
+        "lost against the roof: <= 294 µs",  # 5 ms less 20 GB at 4.25 TB/s
+        "verdict: memory-bound, DRAM used to 94%",
+        "FLOP: 1 T; DRAM bytes: 20 GB",
+        "intensity: 50 FLOP/byte of DRAM",
+    ):
+        assert words in said
+    x, y = page.evaluate(PART_PLACE, 2)
+    page.mouse.move(x + 1, y + 1)
+    page.wait_for_function(
+        "() => document.querySelector('.picture .hoverlayer').textContent.includes('<b>idle</b>')"
+    )
+    assert page.locator(".picture img").count() == 0
+    assert page.evaluate("() => typeof hit") == "undefined"
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_numbers_of_parts_do_not_collide_and_the_parts_fit(opened, layers, width):
+    page = opened(("x", layers), width=width)
+    page.wait_for_selector(".picture .annotation")
+    numbers = page.evaluate(PARTS)["numbers"]
+    # Rows: the idle part loses 3.75 ms, the compute-bound one 2.46.
+    assert {"1", "2"} <= {number["text"] for number in numbers}
+    assert 4 <= len(numbers) <= 10
+    for i, one in enumerate(numbers):
+        for other in numbers[:i]:
+            # text boxes have a pixel or two of air on each side
+            apart = max(one["left"], other["left"]) > min(one["right"], other["right"]) - 4
+            assert apart or max(one["top"], other["top"]) > min(one["bottom"], other["bottom"]) - 6
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    for table in page.locator(".wide").all():
+        assert table.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
+    assert page.evaluate(OVERLAPS) == 0
+
+
+def test_a_zoom_into_parts_places_their_numbers_anew(opened, layers):
+    page = opened(("x", layers))
+    places = """() => document.querySelector(".picture").layout.annotations
+      .map((a) => [a.text, a.xshift, a.yshift, a.y])"""
+    before = page.evaluate(places)
+    page.evaluate(
+        "() => Plotly.relayout(document.querySelector('.picture'), {'xaxis.range': [1.5, 3.6]})"
+    )
+    page.wait_for_function(f"(b) => JSON.stringify(({places})()) !== JSON.stringify(b)", arg=before)
+    shown = {number["text"] for number in page.evaluate(PARTS)["numbers"]}
+    assert {"1", "2"} <= shown  # of 1000 and 3000 FLOP/byte
+    page.set_viewport_size({"width": 500, "height": 900})
+    page.wait_for_function("() => document.querySelector('.picture').layout.width < 500")
+
+
+def test_long_tables_are_folded_until_all_rows_are_asked_for(opened, layers):
+    page = opened(("x", layers))
+    (parts, kernels) = page.locator("table[data-first]").all()
+    buttons = page.locator(".wide button")
+    for table, first, total in ((parts, 20, 29), (kernels, 15, 40)):
+        assert table.locator("tbody tr:visible").count() == first
+        assert table.locator("tbody tr").count() == total
+    assert buttons.all_text_contents() == ["show all 29", "show all 40"]
+    buttons.first.click()
+    assert parts.locator("tbody tr:visible").count() == 29
+    assert kernels.locator("tbody tr:visible").count() == 15
+    assert buttons.first.get_attribute("aria-expanded") == "true"
+    buttons.first.click()
+    assert parts.locator("tbody tr:visible").count() == 20
+    page.emulate_media(media="print")  # paper has no button
+    assert kernels.locator("tbody tr:visible").count() == 40
+
+
+def test_a_page_without_scripts_shows_all_rows(chromium, tmp_path, layers):
+    context = chromium.new_context(offline=True, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(save([("x", layers)], tmp_path / "report.html").as_uri())
+    assert page.locator("table[data-first] tbody tr:visible").count() == 29 + 40
+    context.close()
+
+
+def test_each_run_has_its_own_picture_of_parts(opened, resnet, layers):
+    page = opened(("one", layers), ("two", resnet), ("three", layers))
+    assert page.locator(".picture .main-svg").count() >= 2
+    assert page.locator("#run-2 .picture").count() == 0
+    ink = "() => [...document.querySelectorAll('.picture')].map((b) => b.layout.font.color)"
+    light = page.evaluate(ink)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"(light) => ({ink})().every((c, i) => c !== light[i])", arg=light)

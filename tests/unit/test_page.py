@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -11,14 +12,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 from test_derive import COUNTERS, TF32, record
+from test_parts import CONV, NORM, REST, counters, segment
+from test_parts import record as parted
 from test_report import RESULTS, ROOFS, runs, whole
 
-from roofprobe import metrics, report
+import roofprobe
+from roofprobe import metrics, part_tables, report
 from roofprobe.cli import main
+from roofprobe.errors import UsageError
 from roofprobe.page import html, meaning_of
 from roofprobe.page.chart import chart
-from roofprobe.record import CheckedCounter, CrossCheck, Environment, Measurement
+from roofprobe.page.layered import COLOURS, layered
+from roofprobe.record import CheckedCounter, CrossCheck, Environment, Kernel, KernelUse, Measurement
 
 RESNET = RESULTS / "resnet18-b256/run.json"
 EVIL = "<script>alert(1)</script> & \"quotes\" 'n' {{ 7 * 7 }} <b>%{x}"
@@ -351,3 +358,177 @@ def test_other_verbs_load_neither_templates_nor_plotly():
 def test_the_page_s_own_files_are_in_the_package():
     folder = Path(report.__file__).parent / "page"
     assert {path.name for path in folder.iterdir()} >= {"page.html", "page.css", "page.js"}
+
+
+# 1 ms where 1 GB takes 0.25: 4 TB/s; 1 GFLOP are next to nothing.
+HEAD = segment("head", "forward", 1e-3, counters(1e9, 1e9))
+
+
+def test_tables_and_remarks_of_parts_are_on_the_page():
+    whole = parted()
+    shown = page(whole)
+    tables = list(part_tables.tables(whole, whole=True))
+    assert [table.of for table in tables] == ["phase", "layer", "kernel"]
+    for table in tables:
+        assert table.title in shown.text
+        assert " ".join(table.heads) in shown.text
+        for row in table.rows:
+            assert " ".join(" ".join(row).split()) in shown.text
+    for line in part_tables.remarks(whole):
+        assert line in shown.text
+    assert "net.norm backward 8 ms 40% 0 20 GB DRAM 62% 3 ms" in shown.text
+    assert "The parts add up to the uncut step: 100% of its FLOP" in shown.text
+    assert "Not in the picture: 2 parts: 0 FLOP" in shown.text
+
+
+def test_the_picture_of_parts_has_their_places_sizes_colours_and_words():
+    data = layered(parted(HEAD, CONV, NORM))
+    conv, head = data["marks"]  # the larger one is drawn first
+    assert (conv["x"], conv["y"]) == pytest.approx((500, 2e12 / 6.25e-3))
+    assert (head["x"], head["y"]) == pytest.approx((1, 1e12))
+    # areas as times: 6.25 to 1 ms
+    assert (conv["size"], head["size"]) == (1, pytest.approx(0.4))
+    # rows by loss: norm 3 ms, conv 1.25, head 0.75
+    assert (conv["label"], head["label"]) == ("2", "3")
+    assert (conv["colour"], head["colour"]) == (1, 4)
+    assert conv["hover"] == [
+        "2. net.conv forward",
+        "time: 6.25 ms, 31% of the step",
+        "lost against the roof: 1.25 ms",
+        "verdict: compute-bound, compute used to 80%",
+        "FLOP: 2 T; DRAM bytes: 4 GB",
+        "intensity: 500 FLOP/byte of DRAM",
+        "attained: 320 TFLOP/s",
+        "source: cupti; time: cupti_activity",
+    ]
+    assert [(b["name"], b["count"]) for b in data["bounds"]] == [
+        ("compute-bound", 1),
+        ("latency-bound", 1),
+    ]
+    assert data["left_out"] == ["net.norm backward: 0 FLOP"]
+    assert {roof["label"] for roof in data["roofs"] if roof["source"] == "measured"} == {
+        "TF32 GEMM 400 TFLOP/s",
+        "DRAM copy 4 TB/s",
+    }
+
+
+def test_numbers_in_the_picture_are_rows_of_the_table_of_parts():
+    # phases stand in the order of the step, layers in that of their loss
+    by_phase = [replace(part, range=name) for part, name in ((NORM, "a"), (HEAD, "b"), (CONV, "c"))]
+    whole = parted(*by_phase, by="phase")
+    labels = {mark["hover"][0]: mark["label"] for mark in layered(whole)["marks"]}
+    assert labels == {"2. b": "2", "3. c": "3"}
+    (table,) = (t for t in part_tables.tables(whole) if t.of == "phase")
+    assert [row[0] for row in table.rows] == ["a", "b", "c"]
+    classes = [v for tag, n, v in page(whole).attributes if (tag, n) == ("table", "class")]
+    assert classes.count("stacked ranked") == 1
+
+
+def test_parts_beyond_the_named_ones_have_no_number_and_a_part_above_the_roof_is_hollow():
+    many = [segment(f"l{n}", "forward", 1e-3, counters(1e9, 1e9)) for n in range(11)]
+    fast = segment("fast", "forward", 1e-3, counters(1e12, 1e9))  # 1 PFLOP/s: roofs are 400, 494.7
+    marks = {mark["hover"][0]: mark for mark in layered(parted(*many, fast))["marks"]}
+    assert sum(mark["label"] != "" for mark in marks.values()) == report.NAMED_PARTS
+    above = marks["12. fast forward"]
+    assert above["above"] and above["label"] == ""
+    assert "2.02 times the highest roof" in " ".join(above["hover"])
+    assert not marks["1. l0 forward"]["above"]
+
+
+def test_parts_without_counts_have_tables_and_the_reason_why_there_is_no_picture():
+    bare = [replace(part, counters=()) for part in (CONV, NORM, REST)]
+    whole = parted(*bare, by="kernel")
+    kernels = tuple(
+        Kernel(f"kernel{n}<int>", (KernelUse(0, 1.0, 1e-3),))
+        for n in range(part_tables.TOP_KERNELS + 1)
+    )
+    whole = replace(whole, regions=replace(whole.regions, kernels=kernels))
+    with pytest.raises(UsageError, match="was not counted by part"):
+        layered(whole)
+    shown = page(whole)
+    assert "No picture: 'x' was not counted by part: measure it with --by layer" in shown.text
+    assert len(shown.scripts) == 3
+    # all kernels are there, and the script folds those beyond the first
+    assert all(f"kernel{n}<" in shown.text for n in range(16))
+    assert [v for _, name, v in shown.attributes if name == "data-first"] == ["15"]
+    assert "ranked" not in {v for tag, n, v in shown.attributes if tag == "table"}
+
+
+def test_a_page_holds_every_part_and_long_names_lose_their_middle():
+    many = [segment(f"l{n}", "forward", 1e-3, counters(1e11, 1e9)) for n in range(24)]
+    shown = page(parted(*many))
+    assert all(f"l{n} forward 1 ms 5% 100 G 1 GB" in shown.text for n in range(24))
+    assert "4 more" not in shown.text
+    assert [v for _, name, v in shown.attributes if name == "data-first"] == ["20"]
+    whole = parted()
+    kernel = replace(whole.regions.kernels[0], name="a" * 500 + "z")
+    whole = replace(whole, regions=replace(whole.regions, kernels=(kernel,)))
+    (table,) = (t for t in part_tables.tables(whole, whole=True) if t.of == "kernel")
+    name = table.rows[0][0]
+    assert len(name) == 160 and name.endswith("az") and "\N{HORIZONTAL ELLIPSIS}" in name
+    # the terminal's are shorter
+    assert len(next(t for t in part_tables.tables(whole) if t.of == "kernel").rows[0][0]) == 46
+
+
+def test_names_of_parts_stay_text():
+    evil = [replace(part, module=EVIL) for part in (CONV, NORM)]
+    hostile = parted(*evil, replace(REST, range=EVIL), name=EVIL)
+    kernels = tuple(replace(kernel, name=EVIL) for kernel in hostile.regions.kernels)
+    hostile = replace(hostile, regions=replace(hostile.regions, kernels=kernels, notes=(EVIL,)))
+    shown = page(hostile, replace(hostile, name=EVIL + "2"))
+    assert (
+        len(shown.scripts) == 5
+    )  # data of the roofline and of each picture of parts; two that run
+    assert not {tag for tag, _, _ in shown.attributes if tag == "b"}
+    assert not [name for _, name, _ in shown.attributes if name.startswith("on")]
+    assert shown.text.count(" ".join(EVIL.split())) >= 10
+    kinds = [value for tag, name, value in shown.attributes if (tag, name) == ("script", "type")]
+    assert kinds == ["application/json"] * 3
+    assert "<script>alert(1)" in " ".join(json.loads(shown.scripts[0])["marks"][0]["hover"])
+
+
+def test_a_record_without_parts_says_nothing_of_them(shown):
+    assert "Parts of the step" not in shown.text
+    assert not [v for _, n, v in shown.attributes if n == "class" and v in ("parts", "layered")]
+
+
+def test_a_step_measured_by_layer_makes_a_page():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    rows = torch.randn(32, 8)
+
+    def step():
+        model.zero_grad()
+        model(rows).sum().backward()
+
+    run = roofprobe.measure_step(
+        step, "tiny", by="layer", model=model, device="cpu", warmup=1, timed=2
+    )
+    data = layered(run)
+    # 2 FLOP for each product; rows, weights, bias and what comes out have 4 bytes each
+    forward = next(m for m in data["marks"] if "0 forward" in m["hover"][0])
+    byte = 4 * (32 * 8 + 8 * 16 + 16 + 32 * 16)
+    assert forward["x"] == pytest.approx(2 * 32 * 8 * 16 / byte)
+    assert {" ".join(m["hover"][0].split()[1:]) for m in data["marks"]} == {
+        "0 forward",
+        "0 backward",
+        "2 forward",
+        "2 backward",
+    }
+    assert html([("tiny", run)]) == html([("tiny", run)])
+    assert "1 forward" in page(run).text  # ReLU, which has no FLOP
+
+
+def test_colours_of_the_page_are_those_of_the_picture():
+    from roofprobe import plot
+
+    css = (Path(report.__file__).parent / "page/page.css").read_text()
+    light = dict(re.findall(r"--c(\d): (#\w{6})", css[: css.index("@media")]))
+    assert [light[str(index)] for index in range(6)] == list(plot._COLOURS)
+    assert {bound: light[str(index)] for bound, index in COLOURS.items()} == plot._BOUNDS
+
+
+def test_the_page_needs_no_matplotlib():
+    code = "import sys, roofprobe.page; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from roofprobe import crosscheck, verify
+from roofprobe import crosscheck, ncu_run, verify
 from roofprobe.cli import main
 from roofprobe.counters import external
 from roofprobe.errors import UsageError
@@ -75,7 +75,7 @@ def ncu(tmp_path, logs):
 
 
 def check(record: Measurement, ncu: str, **options) -> CrossCheck:
-    return verify.cross_check(record, ["python", "t.py"], verify.find_ncu(ncu), **options)
+    return verify.cross_check(record, ["python", "t.py"], ncu_run.find_ncu(ncu), **options)
 
 
 # -- Real logs ----------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_ncu_is_asked_for_the_right_thing(recorded, ncu, tmp_path):
 def test_nccl_kernels_alone_are_filtered_out():
     import re
 
-    pattern = verify._NOT_NCCL.removeprefix("regex:")
+    pattern = ncu_run.NOT_NCCL.removeprefix("regex:")
     for name in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_Broadcast"):
         assert not re.search(pattern, name)
     for name in ("nchwToNhwcKernel", "gemm", "ncc_like", "n", "elementwise_kernel", "myncclKernel"):
@@ -262,16 +262,16 @@ def test_a_command_is_needed(recorded, tmp_path, capsys):
 def test_no_ncu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(verify, "_candidates", lambda given: ["ncu"])
+    monkeypatch.setattr(ncu_run, "_candidates", lambda given: ["ncu"])
     with pytest.raises(UsageError, match="not on PATH"):
-        verify.find_ncu()
+        ncu_run.find_ncu()
 
 
 def test_something_else_called_ncu(tmp_path, ncu):
     with pytest.raises(UsageError, match="does not answer as Nsight Compute"):
-        verify.find_ncu(ncu("", version="netcat"))
+        ncu_run.find_ncu(ncu("", version="netcat"))
     with pytest.raises(UsageError, match="is not a program"):
-        verify.find_ncu(str(tmp_path / "none"))
+        ncu_run.find_ncu(str(tmp_path / "none"))
 
 
 def test_an_ncu_that_does_not_know_the_chip(recorded, ncu):

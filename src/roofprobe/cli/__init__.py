@@ -1,6 +1,8 @@
 """The ``roofprobe`` command: one verb a module, each with ``add_parser`` and ``run``."""
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +12,7 @@ from roofprobe.cli import (
     doctor,
     evaluate,
     import_ncu,
+    kernels,
     metrics,
     plot,
     report,
@@ -17,7 +20,8 @@ from roofprobe.cli import (
 )
 from roofprobe.errors import RoofprobeError, UsageError
 
-_VERBS = (doctor, metrics, ceilings, evaluate, import_ncu, verify, report, plot, compare)
+_VERBS = (doctor, metrics, ceilings, evaluate, import_ncu, verify, kernels, report, plot, compare)
+_WITH_COMMAND = (verify.VERB, kernels.VERB)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,17 +41,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb.add_parser(verbs)
     given = list(sys.argv[1:] if argv is None else argv)
     command: list[str] = []
-    if given[:1] == [verify.VERB] and "--" in given:
+    if "--" in given and given[0] in _WITH_COMMAND:
         # argparse cannot keep another program's options apart from those in front of it.
         cut = given.index("--")
         given, command = given[:cut], given[cut + 1 :]
     arguments = parser.parse_args(given)
     arguments.command = command
     try:
-        return int(arguments.run(arguments))
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
     except RoofprobeError as error:
         print(f"roofprobe: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         sys.stderr.close()  # the reader left; there is nobody to tell
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        print(f"roofprobe: error: cannot write the output: {error.strerror}", file=sys.stderr)
+        # What is left in the buffer cannot be written at the end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

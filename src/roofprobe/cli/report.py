@@ -19,8 +19,8 @@ def add_parser(verbs: Any) -> None:
         "report",
         help="a run as a table and as an HTML page with an interactive roofline",
         description="Prints the table of each run and writes one page that needs no network: "
-        "roofline, verdict, figures, counters, ceilings, cross-check and environment. Several "
-        "runs share the roofline and have a section each.",
+        "roofline, verdict, figures, parts of the step, counters, ceilings, cross-check and "
+        "environment. Several runs share the roofline and have a section each.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="a run.json")
     parser.add_argument(

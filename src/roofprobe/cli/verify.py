@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from roofprobe import crosscheck, verify
+from roofprobe import crosscheck, ncu_run, verify
 from roofprobe.errors import UsageError
 from roofprobe.record import Measurement
 
@@ -26,7 +26,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--stall",
         type=float,
-        default=verify.STALL,
+        default=ncu_run.STALL,
         metavar="S",
         help="stop a run that prints nothing for so many seconds (%(default)g)",
     )
@@ -56,7 +56,7 @@ def verify_file(
     *,
     ncu: str | None = None,
     logs: Path | None = None,
-    stall: float = verify.STALL,
+    stall: float = ncu_run.STALL,
 ) -> int:
     """Compares a run file with ncu, adds the comparison to it and prints it.
 
@@ -67,7 +67,7 @@ def verify_file(
     check = verify.cross_check(
         record,
         command,
-        verify.find_ncu(ncu),
+        ncu_run.find_ncu(ncu),
         logs=logs,
         stall=stall,
         say=lambda line: print(line, flush=True),

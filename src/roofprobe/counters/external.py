@@ -1,8 +1,8 @@
 """Counting from outside: another profiler reads the counters, this process marks the step.
 
-``roofprobe verify`` starts the user's program under ncu with ``ENVIRONMENT`` set. The program's
-own ``measure`` then attaches nothing: it warms up and times as ever, brackets one step with the
-CUDA profiler's start and stop, and ends the program there. Going on would only repeat the program
+``roofprobe verify`` and ``kernels`` start the user's program under ncu with ``ENVIRONMENT`` set.
+The program's own ``measure`` then attaches nothing: it warms up and times as ever, brackets one
+step with the CUDA profiler's start and stop, and ends the program there. Going on would only repeat the program
 for every pass of ncu's, and let it write over what it wrote when it was measured.
 """
 
@@ -17,7 +17,7 @@ SOURCE: Final = "ncu"
 
 
 def requested() -> bool:
-    """True in a program that ``roofprobe verify`` has started under another profiler."""
+    """True in a program that roofprobe itself has started under another profiler."""
     return os.environ.get(ENVIRONMENT) == SOURCE
 
 

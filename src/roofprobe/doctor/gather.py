@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from roofprobe import verify
+from roofprobe import ncu_run
 from roofprobe.counters import external
 from roofprobe.doctor import child, facts
 from roofprobe.doctor.facts import Counted, Facts, Failure, Gpu, Host, Ncu, SelfTest, Software
@@ -153,7 +153,7 @@ def _nvidia_smi() -> tuple[tuple[Gpu, ...], Mapping[str, str]]:
 
 def _ncu() -> Ncu | None:
     try:
-        found = verify.find_ncu()
+        found = ncu_run.find_ncu()
     except RoofprobeError:
         return None
     return Ncu(found.path, found.version, tuple(sorted(found.chips)))

@@ -182,12 +182,12 @@ def ncu(state: State) -> Iterator[Finding]:
     """Whether ``roofprobe verify`` can work."""
     tool, gpu = state.facts.software.ncu, state.facts.gpu
     if tool is None:
-        yield not_applicable("ncu", "not installed; only roofprobe verify needs it")
+        yield not_applicable("ncu", "not installed; only roofprobe verify and kernels need it")
     elif gpu is not None and gpu.chip is not None and tool.chips and gpu.chip not in tool.chips:
         yield warn(
             "ncu",
             f"{tool.version} at {tool.path} does not know chip {gpu.chip}",
-            "for roofprobe verify, install one that does and name it with --ncu",
+            "for roofprobe verify and kernels, install one that does and name it with --ncu",
         )
     else:
         knows = f", knows {gpu.chip}" if gpu is not None and gpu.chip in tool.chips else ""

@@ -17,11 +17,13 @@ from typing import Any, Final, NamedTuple
 
 import jinja2
 
-from roofprobe import metrics, report
+from roofprobe import metrics, part_tables, report
+from roofprobe.errors import UsageError
 from roofprobe.judge import ceilings_for
 from roofprobe.metrics import Metric
 from roofprobe.page.chart import chart
-from roofprobe.record import Environment, Measurement, write_whole
+from roofprobe.page.layered import layered
+from roofprobe.record import Environment, Measurement, Regions, write_whole
 from roofprobe.roofline import Ceiling
 from roofprobe.units import percent, seconds, si
 
@@ -104,6 +106,7 @@ def _section(name: str, record: Measurement) -> Mapping[str, Any]:
         "clocks": list(_clocks(record)),
         "overhead": {part: seconds(time) for part, time in record.overhead.items()},
         "environment": dict(_environment(record.environment)),
+        "parts": _parts(record, record.regions) if record.regions is not None else None,
         "check": check
         and {
             "title": report.check_title(check),
@@ -113,6 +116,35 @@ def _section(name: str, record: Measurement) -> Mapping[str, Any]:
             "created": check.created,
             "duration": {run: seconds(time) for run, time in check.duration.items()},
         },
+    }
+
+
+def _parts(record: Measurement, regions: Regions) -> Mapping[str, Any]:
+    """The parts of a step: their picture, or why there is none, tables and remarks."""
+    picture, reason = None, ""
+    try:
+        picture = layered(record)
+    except UsageError as error:
+        reason = str(error)
+    tables = []
+    for table in part_tables.tables(record, whole=True):
+        most = part_tables.TOP_KERNELS if table.of == "kernel" else part_tables.TOP_PARTS
+        tables.append(
+            {
+                "title": table.title,
+                "heads": table.heads,
+                "rows": table.rows,
+                "numbers": [index for index, side in enumerate(table.sides) if side == "r"],
+                "first": most if len(table.rows) > most else 0,
+                # the picture's points carry the numbers of its rows
+                "ranked": picture is not None and table.of == regions.by,
+            }
+        )
+    return {
+        "picture": picture,
+        "reason": reason,
+        "tables": tables,
+        "remarks": list(part_tables.remarks(record)),
     }
 
 

@@ -54,7 +54,7 @@ def chart(runs: Sequence[tuple[str, Measurement]]) -> Mapping[str, Any]:
         "title": roofline.title,
         "x": x,
         "y": y,
-        "roofs": [_roof(ceiling, roofline) for ceiling in roofline.ceilings],
+        "roofs": [roof(ceiling, roofline) for ceiling in roofline.ceilings],
         "marks": [_mark(each, roofline) for each in placed],
         "runs": list(numbers),
         "left_out": [f"{name}: {reason}" for name, reason in roofline.left_out],
@@ -82,7 +82,8 @@ def limits(
     return x, (min(ys) / 3, max(ys) * 3) if ys else (3e9, 3e14)
 
 
-def _roof(ceiling: Ceiling, roofline: Roofline) -> dict[str, Any]:
+def roof(ceiling: Ceiling, roofline: Roofline) -> dict[str, Any]:
+    """A roof for the script."""
     unit = "FLOP/s" if ceiling.kind == "flop" else "B/s"
     label = f"{ceiling.name} {si(ceiling.value, unit)}"
     if ceiling.device:
@@ -97,7 +98,7 @@ def _roof(ceiling: Ceiling, roofline: Roofline) -> dict[str, Any]:
         "device": ceiling.device,
         "label": label,
         "colour": _colour(ceiling, roofline),
-        "hover": _wrapped(lines),
+        "hover": wrapped(lines),
     }
 
 
@@ -134,10 +135,7 @@ def _mark(placed: _Placed, roofline: Roofline) -> dict[str, Any]:
         point.note,
     ]
     if above is not None:
-        lines.append(
-            f"{number(above, 3)} times the highest roof that applies: the roof, the count or the "
-            "time is wrong"
-        )
+        lines.append(above_words(above))
     return {
         "x": point.intensity,
         "y": point.flop_per_s,
@@ -147,7 +145,7 @@ def _mark(placed: _Placed, roofline: Roofline) -> dict[str, Any]:
         "series": point.name,
         "label": placed.number or (level if point.name != _STUDY else _STUDY),
         "above": above is not None,
-        "hover": _wrapped(lines),
+        "hover": wrapped(lines),
     }
 
 
@@ -190,7 +188,16 @@ def _choices(
     ]
 
 
-def _wrapped(lines: Iterable[str]) -> list[str]:
+def above_words(times: float) -> str:
+    """What a point above its roof means."""
+    return (
+        f"{number(times, 3)} times the highest roof that applies: the roof, the count or the "
+        "time is wrong"
+    )
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """Lines that fit a narrow screen."""
     return [part for line in lines for part in _parts(line)]
 
 

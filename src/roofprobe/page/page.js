@@ -1,5 +1,6 @@
 "use strict";
-// Draws the roofline from the data that page/chart.py made; every number to read is in there.
+// Draws the rooflines from the data that page/chart.py and page/layered.py made; every number to
+// read is in there.
 (() => {
   const chart = JSON.parse(document.getElementById("chart").textContent);
   const box = document.getElementById("roofline");
@@ -15,6 +16,12 @@
   const X_ROOM = 38; // pixels, of a tick's name
   const Y_ROOM = 17;
   const NARROW = 640; // below so many pixels roofs are named in the key alone
+  const SMALLEST = 5; // pixels, diameters of parts of a step
+  const LARGEST = 34;
+  const LARGEST_NARROW = 24;
+  const UNSIZED = 8; // where the step's time is not known
+  const THROUGH = 0.65; // large ones do not hide small ones
+  const DIGIT = 8; // pixels, of a part's number
 
   // Plotly takes HTML for a few tags in labels; names are text.
   const text = (words) =>
@@ -40,9 +47,9 @@
     return Math.max(...(same.length ? same : own).map((each) => each.value));
   }
 
-  function roofLine(roof, roofs) {
+  function roofLine(roof, roofs, range) {
     const limit = other(roof, roofs); // -Infinity without any
-    let [low, high] = chart.x;
+    let [low, high] = range;
     if (limit > 0 && roof.kind === "byte") high = limit / roof.value;
     if (limit > 0 && roof.kind === "flop") low = roof.value / limit;
     const x = Array.from(
@@ -52,11 +59,11 @@
     return { x, y: x.map((at) => (roof.kind === "byte" ? at * roof.value : roof.value)) };
   }
 
-  function roofTrace(roof, roofs) {
+  function roofTrace(roof, roofs, { roofs: all, x }) {
     return {
-      ...roofLine(roof, roofs),
+      ...roofLine(roof, roofs, x),
       name: text(roof.label),
-      meta: { roof: chart.roofs.indexOf(roof) },
+      meta: { roof: all.indexOf(roof) },
       mode: "lines",
       line: { color: colour(`c${roof.colour}`), dash: DASHES[roof.source], width: 2 },
       hoverinfo: "text",
@@ -166,17 +173,17 @@
     return { width: width - margin.l - margin.r, height: height - margin.t - margin.b };
   }
 
-  function layout() {
+  function layout(box, data) {
     const width = box.clientWidth;
     const narrow = width < NARROW;
-    const flat = chart.roofs.filter((roof) => roof.kind === "flop");
+    const flat = data.roofs.filter((roof) => roof.kind === "flop");
     const longest = Math.max(0, ...flat.map((roof) => roof.label.length));
     const margin = narrow
-      ? { l: 52, r: 8, t: 8, b: 48 }
+      ? { l: 60, r: 8, t: 8, b: 48 }
       : { l: 68, r: Math.min(16 + 7 * longest, width / 3), t: 28, b: 56 };
     const height = narrow ? 400 : 540;
     const size = inside({ width, height, margin });
-    const [x, y] = [chart.x, chart.y].map((range) => range.map(Math.log10));
+    const [x, y] = [data.x, data.y].map((range) => range.map(Math.log10));
     const axis = {
       type: "log", gridcolor: colour("line"), linecolor: colour("faint"),
       showline: true, zeroline: false, ticks: "outside", tickcolor: colour("faint"),
@@ -232,15 +239,136 @@
   }
 
   // Names lie at angles and distances in pixels, so they are placed anew after each zoom.
-  function placeNames(roofs) {
-    if (box.layout.width < NARROW) return;
+  function placeNames(box, roofs, marks = []) {
+    const narrow = box.layout.width < NARROW;
+    if (narrow && !marks.length) return;
     const size = inside(box.layout);
     const ranges = [box.layout.xaxis.range, box.layout.yaxis.range];
+    const names = narrow ? [] : roofNames(roofs, size, ranges);
     Plotly.relayout(box, {
-      annotations: roofNames(roofs, size, ranges),
+      annotations: [...names, ...partNumbers(marks, size, ranges, narrow)],
       "xaxis.dtick": ticks(ranges[0], size.width, X_ROOM),
       "yaxis.dtick": ticks(ranges[1], size.height, Y_ROOM),
     });
+  }
+
+  function react(box, traces, data) {
+    Plotly.react(box, traces, layout(box, data), {
+      displaylogo: false,
+      doubleClick: "reset",
+      displayModeBar: box.clientWidth >= NARROW,
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+      toImageButtonOptions: { filename: "roofline", scale: 2 },
+    });
+  }
+
+  // Draws, and draws again when the colours or the width change; a zoom places names anew.
+  function keep(box, draw, names) {
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    draw();
+    let drawn = box.clientWidth;
+    new ResizeObserver(() => {
+      if (box.clientWidth !== drawn) {
+        drawn = box.clientWidth;
+        draw();
+      }
+    }).observe(box);
+    box.on("plotly_relayout", (change) => {
+      if (!("annotations" in change)) names();
+    });
+  }
+
+  function diameter(mark, narrow) {
+    const largest = narrow ? LARGEST_NARROW : LARGEST;
+    return mark.size === null ? UNSIZED : Math.max(SMALLEST, mark.size * largest);
+  }
+
+  // Numbers of parts beside their points, each where it covers neither a number nor such a point.
+  function partNumbers(marks, size, ranges, narrow) {
+    const [[x0, x1], [y0, y1]] = ranges; // powers of ten
+    const spots = marks
+      .filter((mark) => mark.label)
+      .map((mark) => ({
+        mark,
+        x: ((Math.log10(mark.x) - x0) / (x1 - x0)) * size.width,
+        y: ((Math.log10(mark.y) - y0) / (y1 - y0)) * size.height,
+        radius: diameter(mark, narrow) / 2,
+      }));
+    const taken = []; // boxes: centre, and half of width and height
+    const hits = (a, b) => Math.abs(a.x - b.x) < a.w + b.w && Math.abs(a.y - b.y) < a.h + b.h;
+    const off = ({ x, y, w, h }) =>
+      x < w || y < h || x > size.width - w || y > size.height - h;
+    const cores = spots.map(({ x, y, radius }) => ({ x, y, w: radius / 2, h: radius / 2 }));
+    return spots.flatMap(({ mark, x, y, radius }) => {
+      const w = (mark.label.length * DIGIT) / 2;
+      const h = NAME_HEIGHT / 2;
+      const places = [[0, 1], [1, 0], [-1, 0], [0, -1], [1, 1], [-1, 1], [1, -1], [-1, -1]];
+      for (const [right, up] of places) {
+        const far = radius * (right && up ? Math.SQRT1_2 : 1);
+        const at = { x: x + right * (far + w + 2), y: y + up * (far + h), w, h };
+        if (off(at) || [...taken, ...cores].some((each) => hits(at, each))) continue;
+        taken.push(at);
+        return {
+          text: mark.label,
+          showarrow: false,
+          font: { color: colour("ink"), size: 13 },
+          x: Math.log10(mark.x),
+          y: Math.log10(mark.y),
+          xshift: at.x - x,
+          yshift: at.y - y,
+        };
+      }
+      return [];
+    });
+  }
+
+  // A point for each part of a step, the largest ones below.
+  function partsTrace({ marks }, narrow) {
+    const colours = marks.map((mark) => colour(`c${mark.colour}`));
+    return {
+      x: marks.map((mark) => mark.x),
+      y: marks.map((mark) => mark.y),
+      name: "parts",
+      mode: "markers",
+      marker: {
+        size: marks.map((mark) => diameter(mark, narrow)),
+        color: marks.map((mark, i) => (mark.above ? colour("page") : colours[i])),
+        line: { color: colours, width: 1.5 },
+        opacity: THROUGH,
+      },
+      hoverinfo: "text",
+      hovertext: marks.map((mark) => hover(mark.hover)),
+      cliponaxis: false,
+    };
+  }
+
+  function drawParts(figure) {
+    const data = JSON.parse(figure.querySelector("script").textContent);
+    const box = figure.querySelector(".picture");
+    const names = () => placeNames(box, data.roofs, data.marks);
+    const draw = () => {
+      const lines = data.roofs.map((roof) => roofTrace(roof, data.roofs, data));
+      react(box, [...lines, partsTrace(data, box.clientWidth < NARROW)], data);
+      names();
+    };
+    keep(box, draw, names);
+  }
+
+  // Of a long table the first rows, and a button for the others.
+  function fold(table) {
+    const first = Number(table.dataset.first);
+    const rows = [...table.tBodies[0].rows];
+    const button = document.createElement("button");
+    for (const row of rows.slice(first)) row.classList.add("rest");
+    const show = (all) => {
+      table.classList.toggle("folded", !all);
+      button.setAttribute("aria-expanded", String(all));
+      button.textContent = all ? `show the first ${first}` : `show all ${rows.length}`;
+    };
+    button.type = "button";
+    button.addEventListener("click", () => show(table.classList.contains("folded")));
+    table.after(button);
+    show(false);
   }
 
   let roofs = [];
@@ -253,33 +381,14 @@
       item.hidden = !roofs.includes(chart.roofs[Number(item.dataset.roof)]);
     }
     note.textContent = lacking(state, roofs);
-    Plotly.react(
-      box,
-      [...roofs.map((roof) => roofTrace(roof, roofs)), ...seriesTraces(state)],
-      layout(),
-      {
-        displaylogo: false,
-        doubleClick: "reset",
-        displayModeBar: box.clientWidth >= NARROW,
-        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
-        toImageButtonOptions: { filename: "roofline", scale: 2 },
-      },
-    );
-    placeNames(roofs);
+    const lines = roofs.map((roof) => roofTrace(roof, roofs, chart));
+    react(box, [...lines, ...seriesTraces(state)], chart);
+    placeNames(box, roofs);
   }
 
   form.addEventListener("change", draw);
   form.addEventListener("submit", (event) => event.preventDefault());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  draw();
-  let drawn = box.clientWidth;
-  new ResizeObserver(() => {
-    if (box.clientWidth !== drawn) {
-      drawn = box.clientWidth;
-      draw();
-    }
-  }).observe(box);
-  box.on("plotly_relayout", (change) => {
-    if (!("annotations" in change)) placeNames(roofs);
-  });
+  keep(box, draw, () => placeNames(box, roofs));
+  document.querySelectorAll(".layered").forEach(drawParts);
+  document.querySelectorAll("table[data-first]").forEach(fold);
 })();
