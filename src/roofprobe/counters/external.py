@@ -2,8 +2,9 @@
 
 ``roofprobe verify`` and ``kernels`` start the user's program under ncu with ``ENVIRONMENT`` set.
 The program's own ``measure`` then attaches nothing: it warms up and times as ever, brackets one
-step with the CUDA profiler's start and stop, and ends the program there. Going on would only repeat the program
-for every pass of ncu's, and let it write over what it wrote when it was measured.
+step with the CUDA profiler's start and stop, and ends the program there. Going on would only
+repeat the program for every pass of ncu's, and let it write over what it wrote when it was
+measured.
 """
 
 import os
