@@ -4,7 +4,7 @@
 #
 #     bash harness/on_gpu.sh OUT_DIR [PART ...]     # all parts: about 20 minutes on an H200
 #
-# Parts: doctor ceilings tests cost verify study models layers gpm soak
+# Parts: doctor ceilings tests cost verify study models layers gpm soak. TESTS="FILE ..." picks tests.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -31,7 +31,13 @@ for wanted in $PARTS; do
   case $wanted in
     doctor) part doctor 300 "$PYTHON" -m roofprobe doctor ;;
     ceilings) part ceilings 120 "$PYTHON" -m roofprobe ceilings --fresh ;;
-    tests) part tests 600 "$PYTHON" -m pytest -q -p no:cacheprovider --durations 15 tests/gpu ;;
+    tests)
+      for file in ${TESTS:-tests/gpu/test_*.py}; do
+        name=$(basename "$file" .py)
+        part "$name" 400 "$PYTHON" -m pytest -q -p no:cacheprovider --durations 5 "$file"
+        tail -1 "$OUT/$name.txt"
+      done
+      ;;
     cost) part cost 200 "$PYTHON" harness/cost.py "$OUT/cost.json" ;;
     verify)
       train verify-resnet18-b64 -a resnet18 -b 64 --verify-ncu
