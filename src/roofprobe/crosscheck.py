@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Iterator
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -9,6 +11,43 @@ from rich.text import Text
 
 from roofprobe.record import CheckedCounter, CrossCheck
 from roofprobe.units import seconds
+
+
+class Row(NamedTuple):
+    """One counter in words."""
+
+    counter: str
+    roofprobe: str
+    other: str
+    ratio: str
+    tolerance: str
+    verdict: str
+    mode: str
+
+
+def title(check: CrossCheck) -> str:
+    """What is compared with what."""
+    return f"roofprobe against {check.tool}, per step"
+
+
+def rows(check: CrossCheck) -> list[Row]:
+    """Counter by counter, those of one way of collecting together."""
+    return [_row(counter) for counter in check.counters]
+
+
+def remarks(check: CrossCheck) -> Iterator[str]:
+    """Reasons, what is left out, the price, and last the outcome."""
+    for reason in dict.fromkeys(row.reason for row in check.counters if row.reason):
+        named = ", ".join(_short(row.metric) for row in check.counters if row.reason == reason)
+        yield f"{named}: {reason}"
+    for what, why in check.left_out.items():
+        yield f"not compared: {what}: {why}"
+    ours_first = sorted(
+        check.duration.items(), key=lambda item: not item[0].startswith("roofprobe")
+    )
+    price = ", ".join(f"{run} {seconds(time)}" for run, time in ours_first)
+    yield f"price: {price}"
+    yield f"{summary(check)}."
 
 
 def text(check: CrossCheck, *, width: int = 110) -> str:
@@ -19,21 +58,18 @@ def text(check: CrossCheck, *, width: int = 110) -> str:
         width: Columns.
     """
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
-    title = Text(f"roofprobe against {check.tool}, per step")
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("counter", no_wrap=True)
-    for column in ("roofprobe", "ncu", "ratio", "tolerance"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    mode = ""
-    for row in check.counters:
-        if row.mode != mode:
-            mode = row.mode
-            table.add_section()
-            table.add_row(Text(mode, style="italic"))
-        table.add_row(*_cells(row))
+    heads = ("counter", "roofprobe", check.tool.split()[0], "ratio", "tolerance", "verdict")
+    table = Table(title=Text(title(check)), title_justify="left", show_edge=False, pad_edge=False)
+    for head in heads:
+        side: Literal["left", "right"] = "left" if head in ("counter", "verdict") else "right"
+        table.add_column(head, justify=side, no_wrap=True)
+    for mode, members in groupby(rows(check), key=lambda row: row.mode):
+        table.add_section()
+        table.add_row(Text(mode))
+        for row in members:
+            table.add_row("  " + row.counter, *row[1:-1])
     console.print(table)
-    for line in _lines(check):
+    for line in remarks(check):
         console.print(line)
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
@@ -50,32 +86,19 @@ def summary(check: CrossCheck) -> str:
     return f"{check.tool} agrees on {good} of {len(judged)} counters; it does not on {names}"
 
 
-def _cells(row: CheckedCounter) -> tuple[str, ...]:
+def _row(row: CheckedCounter) -> Row:
     verdict = {True: "agrees", False: "DIFFERS", None: "not judged"}[row.agrees]
     if row.agrees is False and (row.other is None or row.roofprobe is None):
         verdict = "NO VALUE"
-    return (
-        "  " + _short(row.metric),
+    return Row(
+        _short(row.metric),
         _value(row.roofprobe),
         _value(row.other),
         "" if row.ratio is None else f"{row.ratio:.5f}",
         "" if row.tolerance is None else f"{100 * row.tolerance:g}%",
         verdict,
+        row.mode,
     )
-
-
-def _lines(check: CrossCheck) -> Iterator[str]:
-    for reason in dict.fromkeys(row.reason for row in check.counters if row.reason):
-        named = ", ".join(_short(row.metric) for row in check.counters if row.reason == reason)
-        yield f"{named}: {reason}"
-    for what, why in check.left_out.items():
-        yield f"not compared: {what}: {why}"
-    ours_first = sorted(
-        check.duration.items(), key=lambda item: not item[0].startswith("roofprobe")
-    )
-    price = ", ".join(f"{run} {seconds(time)}" for run, time in ours_first)
-    yield f"price: {price}"
-    yield f"{summary(check)}."
 
 
 def _short(metric: str) -> str:

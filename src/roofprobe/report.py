@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roofprobe import metrics, part_tables
+from roofprobe import crosscheck, metrics, part_tables
 from roofprobe.derive import Figure, Figures, figures
 from roofprobe.errors import UsageError
 from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
-from roofprobe.record import CheckedCounter, CrossCheck, Measurement
+from roofprobe.record import Measurement
 from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, path_name, place
 from roofprobe.units import number, percent, seconds, si
 
@@ -125,9 +125,8 @@ def text(record: Measurement, *, width: int = 100) -> str:
         console.print(line)
     if record.crosscheck is not None:
         console.print()
-        console.print(_crosscheck_table(record.crosscheck))
-        for line in check_remarks(record.crosscheck):
-            console.print(line)
+        # Wrapped to the same width already.
+        console.print(crosscheck.text(record.crosscheck, width=width), soft_wrap=True, end="")
     console.print(FOOTER)
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
@@ -474,51 +473,6 @@ def _uses(judged: Verdict) -> Iterable[Row]:
             _spread(use.spread),
             use.ceiling.source,
         )
-
-
-class CheckRow(NamedTuple):
-    """A counter of a cross-check in words."""
-
-    counter: str
-    roofprobe: str
-    other: str
-    ratio: str
-    within: str
-    verdict: str
-
-
-def check_title(check: CrossCheck) -> str:
-    """The outcome of a cross-check."""
-    return f"{'agrees with' if check.agrees else 'DOES NOT AGREE with'} {check.tool}"
-
-
-def check_rows(check: CrossCheck) -> list[CheckRow]:
-    """Counter by counter against another profiler; rows that are judged come first."""
-    return [_checked(row) for row in sorted(check.counters, key=lambda row: row.agrees is None)]
-
-
-def _crosscheck_table(check: CrossCheck) -> Table:
-    return _table(check_title(check), CheckRow._fields, check_rows(check), "lrrrrl")
-
-
-def _checked(row: CheckedCounter) -> CheckRow:
-    return CheckRow(
-        row.metric,
-        si(row.roofprobe, "", 5),
-        si(row.other, "", 5),
-        number(row.ratio, 5),
-        percent(row.tolerance) if row.tolerance is not None else "",
-        {True: "agrees", False: "DIFFERS", None: "not judged"}[row.agrees],
-    )
-
-
-def check_remarks(check: CrossCheck) -> Iterable[str]:
-    """Reasons of a cross-check's rows, and what it leaves out."""
-    for row in check.counters:
-        if row.reason:
-            yield f"{row.metric}: {row.reason}"
-    for name, reason in check.left_out.items():
-        yield f"not compared: {name}: {reason}"
 
 
 def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable[str]:

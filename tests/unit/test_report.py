@@ -168,15 +168,18 @@ def test_a_cross_check_is_shown_counter_by_counter():
         {"hadd.sum": "ncu cannot count it here"},
     )
     shown = text(whole(crosscheck=check), width=120)
-    assert "DOES NOT AGREE with ncu 2025.3.1.0" in shown
-    rows = [line for line in shown.splitlines() if ".sum " in line and "│" in line]
-    assert [row.split()[0] for row in rows] == ["fadd.sum", "dram.sum", "l1.sum"]
-    assert "DIFFERS" in rows[1] and "1.03" in rows[1] and "1%" in rows[1]
-    assert "not judged" in rows[2]
-    assert "l1.sum: caches were flushed" in shown
+    assert "roofprobe against ncu 2025.3.1.0, per step" in shown
+    rows = [line.split() for line in shown.splitlines() if "│" in line]
+    rows = [row for row in rows if row[0] in ("l1", "fadd", "dram")]
+    assert [row[0] for row in rows] == ["l1", "fadd", "dram"]
+    assert "not" in rows[0] and "judged" in rows[0]
+    assert "agrees" in rows[1]
+    assert "DIFFERS" in rows[2] and "1.03000" in rows[2] and "1%" in rows[2]
+    assert "l1: caches were flushed" in shown
     assert "not compared: hadd.sum: ncu cannot count it here" in shown
+    assert "ncu 2025.3.1.0 agrees on 1 of 2 counters; it does not on dram." in shown
     agrees = replace(check, counters=check.counters[:2])
-    assert "agrees with ncu 2025.3.1.0" in text(whole(crosscheck=agrees), width=120)
+    assert "agrees on all 1 counters" in text(whole(crosscheck=agrees), width=120)
 
 
 def runs(*folders):

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import jinja2
 
-from roofprobe import metrics, part_tables, report
+from roofprobe import crosscheck, metrics, part_tables, report
 from roofprobe.errors import UsageError
 from roofprobe.judge import ceilings_for
 from roofprobe.metrics import Metric
@@ -109,12 +109,11 @@ def _section(name: str, record: Measurement) -> Mapping[str, Any]:
         "parts": _parts(record, record.regions) if record.regions is not None else None,
         "check": check
         and {
-            "title": report.check_title(check),
-            "rows": report.check_rows(check),
-            "remarks": list(report.check_remarks(check)),
+            "title": crosscheck.title(check),
+            "rows": crosscheck.rows(check),
+            "remarks": list(crosscheck.remarks(check)),
             "command": shlex.join(check.command),
             "created": check.created,
-            "duration": {run: seconds(time) for run, time in check.duration.items()},
         },
     }
 
