@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +11,10 @@ from rich.text import Text
 
 from roofprobe.record import CheckedCounter, CrossCheck
 from roofprobe.units import seconds
+
+
+_SASS: Final = "smsp__sass_thread_inst_executed_op_"
+_TENSOR: Final = "sm__ops_path_tensor_src_"
 
 
 class Row(NamedTuple):
@@ -102,8 +106,11 @@ def _row(row: CheckedCounter) -> Row:
 
 
 def _short(metric: str) -> str:
-    """A metric's name without what all names of its kind share."""
-    return metric.removesuffix(".sum").replace("smsp__sass_thread_inst_executed_op_", "sass ")
+    """A metric's name without what all names of its kind share, so that tables stay narrow."""
+    name = metric.removesuffix(".sum")
+    if name.startswith(_SASS):
+        return "sass " + name.removeprefix(_SASS).removesuffix("_pred_on")
+    return name.replace(_TENSOR, "tensor ")
 
 
 def _value(value: float | None) -> str:

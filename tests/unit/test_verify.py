@@ -188,7 +188,7 @@ def test_words(recorded):
     assert "kernel replay, caches flushed" in text
     assert "nccl kernels: they wait for other processes" in text
     assert "price: roofprobe, beyond the steps" in text
-    assert text.endswith("agrees on 18 of 19 counters; it does not on sass fadd_pred_on.\n")
+    assert text.endswith("agrees on 18 of 19 counters; it does not on sass fadd.\n")
     line = next(line for line in text.splitlines() if "sass fadd" in line)
     assert "1.03426" in line
     assert "DIFFERS" in line
