@@ -12,7 +12,6 @@ from rich.text import Text
 from roofprobe.record import CheckedCounter, CrossCheck
 from roofprobe.units import seconds
 
-
 _SASS: Final = "smsp__sass_thread_inst_executed_op_"
 _TENSOR: Final = "sm__ops_path_tensor_src_"
 
