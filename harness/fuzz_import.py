@@ -2,32 +2,25 @@
 
     python harness/fuzz_import.py SECONDS [FILE...] [--seed N]
 
-A ``RoofprobeError`` about the file or the call is a clean refusal. Everything else is a failure,
-and so is a file that takes over 5 s or 1 GB: its input and traceback go to build/fuzz-import, one
-for each place in the code, and the exit code is 1. Input N of a seed is always the same one.
+What counts as a failure says ``fuzzing``; one input for each outcome goes to build/fuzz-import, a
+failure with its traceback, and the exit code is 1 where there was one.
 """
 
 import argparse
 import csv
 import io
 import random
-import resource
-import signal
 import sys
 import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from roofprobe.errors import RecordError, UsageError
+import fuzzing
+
 from roofprobe.ncu_import import import_files
 
-LIMIT_S: Final = 5.0
-LIMIT_BYTE: Final = 1_000_000_000  # of address space, above what the process has at the start
-FAILURES: Final = Path("build/fuzz-import")
+FOUND: Final = Path("build/fuzz-import")
 
 FFMA: Final = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 HFMA: Final = "sm__sass_thread_inst_executed_op_hfma_pred_on.sum"
@@ -216,24 +209,6 @@ def seeds() -> list[bytes]:
 # Mutations: bytes to bytes
 
 
-def _flip(data: bytearray, source: random.Random) -> None:
-    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
-
-
-def _insert(data: bytearray, source: random.Random) -> None:
-    at = source.randrange(len(data) + 1)
-    data[at:at] = source.choice((b"\n", b'"', b",", b"\0", b"\xff", source.randbytes(4)))
-
-
-def _delete(data: bytearray, source: random.Random) -> None:
-    at = source.randrange(len(data))
-    del data[at : at + source.choice((1, 1, 2, 8, 64))]
-
-
-def _truncate(data: bytearray, source: random.Random) -> None:
-    del data[source.randrange(len(data)) :]
-
-
 def _lines(data: bytearray, source: random.Random) -> None:
     """Deletes, repeats, swaps or adds a line."""
     lines = bytes(data).splitlines(keepends=True)
@@ -273,7 +248,18 @@ def _header(data: bytearray, source: random.Random) -> None:
 
 
 MUTATIONS: Final[tuple[Callable[[bytearray, random.Random], None], ...]] = (
-    *(_flip, _insert, _delete, _truncate, _lines, _lines, _cell, _cell, _cell, _header),
+    *(
+        fuzzing.flip,
+        fuzzing.insert,
+        fuzzing.delete,
+        fuzzing.truncate,
+        _lines,
+        _lines,
+        _cell,
+        _cell,
+        _cell,
+        _header,
+    ),
 )
 
 
@@ -290,78 +276,20 @@ def mutated(pool: list[bytes], source: random.Random) -> bytes:
     return bytes(data)
 
 
-# Runs
-
-
-class OvertimeError(BaseException):
-    """An import over the limit; no ``except Exception`` may swallow it."""
-
-
-def _overtime(_signal: int, _frame: Any) -> None:
-    raise OvertimeError(f"over {LIMIT_S:g} s")
-
-
-def attempt(path: Path) -> str | None:
-    """Imports a file: None when it was read, ``refused``, or else a traceback."""
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        import_files([path]).to_json(kernels=True)
-    except (RecordError, UsageError):
-        return "refused"
-    except (Exception, OvertimeError):
-        return traceback.format_exc()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return None
-
-
-def _limit_memory() -> None:
-    """A failed allocation raises MemoryError, which ``attempt`` reports like any other."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = pages * resource.getpagesize() + LIMIT_BYTE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _place(failure: str) -> str:
-    """The innermost line of code and the exception, which tell failures apart."""
-    lines = failure.strip().splitlines()
-    where = [line.strip() for line in lines if line.startswith("  File ")]
-    return f"{where[-1] if where else ''}: {lines[-1].split(':')[0]}"
-
-
-def fuzz(seconds: float, pool: list[bytes], seed: int) -> Counter[str]:
-    """Imports mutated files until the time is up.
+def target(pool: list[bytes], folder: Path) -> fuzzing.Target:
+    """The importer, fed with mutated files.
 
     Args:
-        seconds: How long.
         pool: Files to start from.
-        seed: Of the random numbers.
-
-    Returns:
-        Number of ``inputs``, and of those ``imported``, ``refused`` and ``failures``.
+        folder: May be written to.
     """
-    counts: Counter[str] = Counter(inputs=0, imported=0, refused=0, failures=0)
-    places: set[str] = set()
-    end = time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.csv"
-        while time.monotonic() < end:
-            number = counts["inputs"]
-            counts["inputs"] += 1
-            data = mutated(pool, random.Random(f"{seed}:{number}"))
-            path.write_bytes(data)
-            outcome = attempt(path)
-            if outcome is None or outcome == "refused":
-                counts[outcome or "imported"] += 1
-                continue
-            counts["failures"] += 1
-            if (place := _place(outcome)) not in places:
-                places.add(place)
-                FAILURES.mkdir(parents=True, exist_ok=True)
-                (FAILURES / f"{seed}-{number}.log").write_bytes(data)
-                (FAILURES / f"{seed}-{number}.txt").write_text(outcome, encoding="utf-8")
-                print(f"{FAILURES}/{seed}-{number}.log: {place}", flush=True)
-    return counts
+    path = folder / "log.csv"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        import_files([path]).to_json(kernels=True)
+
+    return fuzzing.Target("import", lambda source: mutated(pool, source), read)
 
 
 def main() -> int:
@@ -374,14 +302,15 @@ def main() -> int:
     pool = [*seeds(), *(path.read_bytes() for path in arguments.files)]
     if not all(pool):
         parser.error("an empty file cannot be mutated")
-    _limit_memory()
-    signal.signal(signal.SIGALRM, _overtime)
-    counts = fuzz(arguments.seconds, pool, arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        importer = target(pool, Path(folder))
+        fuzzing.set_limits()
+        counts = fuzzing.fuzz(importer, arguments.seconds, arguments.seed, FOUND)
     print(
         f"{arguments.seconds:g} s, seed {arguments.seed}, {len(pool)} files to start from: "
         + ", ".join(f"{count} {name}" for name, count in counts.items())
     )
-    return 1 if counts["failures"] else 0
+    return 1 if counts[fuzzing.FAILED] else 0
 
 
 if __name__ == "__main__":

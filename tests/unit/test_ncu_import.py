@@ -10,6 +10,7 @@ import sys
 from typing import ClassVar
 
 import fuzz_import
+import fuzzing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -805,20 +806,19 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
 
 
 def test_every_file_that_the_fuzzer_starts_from_is_read(tmp_path):
-    path = tmp_path / "seed.log"
+    importer = fuzz_import.target([], tmp_path)
     for data in fuzz_import.seeds():
-        path.write_bytes(data)
-        assert fuzz_import.attempt(path) is None
+        assert fuzzing.attempt(importer, data).kind == fuzzing.READ
 
 
 def test_the_fuzzer_tells_refusals_from_failures(tmp_path, monkeypatch):
-    path = tmp_path / "x.log"
-    path.write_text("nothing")
-    assert fuzz_import.attempt(path) == "refused"
-    monkeypatch.setattr(fuzz_import, "import_files", lambda paths: 1 // 0)
-    assert "ZeroDivisionError" in fuzz_import.attempt(path)
-    monkeypatch.setattr(fuzz_import, "import_files", lambda paths: bytes(1 << 60))
-    assert "MemoryError" in fuzz_import.attempt(path)
+    importer = fuzz_import.target([], tmp_path)
+    assert fuzzing.attempt(importer, b"nothing").kind == fuzzing.REFUSED
+    for broken, error in ((lambda: 1 // 0, "ZeroDivision"), (lambda: bytes(1 << 60), "Memory")):
+        monkeypatch.setattr(fuzz_import, "import_files", lambda paths, broken=broken: broken())
+        outcome = fuzzing.attempt(importer, b"nothing")
+        assert outcome.kind == fuzzing.FAILED
+        assert f"{error}Error" in outcome.text
 
 
 def test_a_fuzz_input_depends_on_its_number_only():
