@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roofprobe import kernel_counters, ncu_run, part_tables
+from roofprobe.cli import ncu_options
 from roofprobe.errors import UsageError
 from roofprobe.kernel_counters import Plan
 from roofprobe.record import KernelCounts, Measurement
@@ -33,7 +34,7 @@ def add_parser(verbs: Any) -> None:
         "kernels that take longest to RUN, which was measured with --by kernel, layer or phase.",
         usage="roofprobe kernels RUN [options] -- COMMAND [ARGUMENT ...]",
     )
-    parser.add_argument("run_file", metavar="RUN", type=Path, help="the run's run.json")
+    ncu_options.add(parser)
     parser.add_argument(
         "--top",
         type=int,
@@ -41,15 +42,6 @@ def add_parser(verbs: Any) -> None:
         metavar="N",
         help="how many kernels, by time (%(default)d)",
     )
-    parser.add_argument("--ncu", metavar="PATH", help="which ncu (the one on PATH)")
-    parser.add_argument(
-        "--stall",
-        type=float,
-        default=ncu_run.STALL,
-        metavar="S",
-        help="stop a run that prints nothing for so many seconds (%(default)g)",
-    )
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep ncu's log")
     parser.add_argument(
         "--yes", action="store_true", help=f"also where it may take over {_LONG / 60:.0f} minutes"
     )
@@ -58,11 +50,7 @@ def add_parser(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Announces the price, counts, adds the counts to the run file and prints them."""
-    if not arguments.command:
-        raise UsageError(
-            "kernels needs the command that the run measured, after two dashes: "
-            "roofprobe kernels run.json -- python train.py"
-        )
+    ncu_options.require_command(arguments, VERB)
     path: Path = arguments.run_file
     record = Measurement.load(path)
     planned = kernel_counters.plan(record, arguments.top)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roofprobe import crosscheck, ncu_run, verify
-from roofprobe.errors import UsageError
+from roofprobe.cli import ncu_options
 from roofprobe.record import Measurement
 
 VERB: Final = "verify"
@@ -21,26 +21,13 @@ def add_parser(verbs: Any) -> None:
         "when all agree, 3 when something does not.",
         usage="roofprobe verify RUN [options] -- COMMAND [ARGUMENT ...]",
     )
-    parser.add_argument("run_file", metavar="RUN", type=Path, help="the run's run.json")
-    parser.add_argument("--ncu", metavar="PATH", help="which ncu (the one on PATH)")
-    parser.add_argument(
-        "--stall",
-        type=float,
-        default=ncu_run.STALL,
-        metavar="S",
-        help="stop a run that prints nothing for so many seconds (%(default)g)",
-    )
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep ncu's logs")
+    ncu_options.add(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compares, adds the comparison to the run file and prints it."""
-    if not arguments.command:
-        raise UsageError(
-            "verify needs the command that the run measured, after two dashes: "
-            "roofprobe verify run.json -- python train.py"
-        )
+    ncu_options.require_command(arguments, VERB)
     return verify_file(
         arguments.run_file,
         arguments.command,
