@@ -143,8 +143,17 @@ class TestPrecision:
         assert "2.85e+12 FLOP if tf32, 5.71e+12 if fp16 or bf16" in found.reasons[TF32]
 
     def test_without_tensor_work_it_does_not_matter(self):
-        found = count(RESNET | {"hmma": 0.0002, "any_tensor": 0.0002}, operands={})
+        found = count(RESNET | {"hmma": 0.0, "any_tensor": 0.0}, operands={})
         assert found.values[TF32] == found.values[BF16] == 0
+        # Next to nothing is not nothing.
+        found = count(RESNET | {"hmma": 0.0002, "any_tensor": 0.0002}, operands={})
+        assert found.values[TF32] is None
+        assert "FLOP if tf32" in found.reasons[TF32]
+
+    def test_little_work_is_not_made_none(self):
+        full, little = count(RESNET | {"fp32": 0.1}), count(RESNET | {"fp32": 0.0002})
+        name = "gpm__flop_fp32.sum"
+        assert little.values[name] == pytest.approx(full.values[name] / 500)
 
     def test_tensor_work_without_a_name_is_not_left_out(self):
         found = count(RESNET | {"any_tensor": 0.2})

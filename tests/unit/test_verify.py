@@ -3,6 +3,7 @@
 Where a fault is tested, a script stands in for ncu: it writes a real log, or fails in one way.
 """
 
+import csv
 import gzip
 import os
 import stat
@@ -93,9 +94,14 @@ def test_recorded_logs_give_the_table_that_the_machine_gave(recorded, ncu):
 
 def test_values_of_the_table(recorded):
     rows = {(row.metric, row.mode): row for row in recorded.crosscheck.counters}
-    # The same step to the digit on both sides.
+    # The same step to the digit on both sides; ncu's sum here by a reader of its own.
     tensor = rows[TF32, "kernel replay"]
-    assert tensor.roofprobe == tensor.other == 362095837184
+    log = gzip.decompress((RECORDED / "kernel-replay.csv.gz").read_bytes()).decode()
+    heads, _, *launches = csv.reader(line for line in log.splitlines() if line.startswith('"'))
+    assert len(launches) == 140
+    column = heads.index(TF32)
+    assert tensor.other == sum(float(launch[column]) for launch in launches)
+    assert tensor.roofprobe == tensor.other
     assert (tensor.ratio, tensor.agrees, tensor.tolerance) == (1.0, True, 1e-3)
     # Data-dependent: the loss was NaN in one of the two (harness/results/README).
     fadd = rows[FADD, "kernel replay"]

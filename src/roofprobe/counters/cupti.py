@@ -150,7 +150,11 @@ def require_counters(device: int) -> None:
     Raises:
         CuptiError: the device is not supported or its counters are refused; see its subclasses.
     """
-    code = refusals.status_of_support(device_support(device))
+    # Only a clear no is one; where the question itself fails, the next one decides.
+    support: Mapping[str, str] = {}
+    with suppress(CuptiError):
+        support = device_support(device)
+    code = refusals.status_of_support(support)
     if code is not None:
         raise _refused(f"CUDA device {device} cannot be profiled", code)
     with _translated(f"asking CUDA device {device} for its counters"):

@@ -63,7 +63,7 @@ _FLOP_PER_CYCLE: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
 # batch 256 in TF32 on an H200: 2.766e12 of 2.958e12 (11.5% of 48.06 ms at 1.98 GHz), 0.935.
 _YIELD: Final = 0.965
 
-# A fraction below this is printed as 0 by GPM's tools and taken for none here.
+# A fraction below this is printed as 0 by GPM's tools, and too coarse to be judged.
 _NOTHING: Final = 5e-4
 # Operands with less of the algorithmic FLOP than this decide no precision.
 _SMALL: Final = 0.01
@@ -240,7 +240,7 @@ def _steady(window: Window, name: str, error: float) -> tuple[float | None, str]
     if not 0 <= used <= 1:
         return None, f"GPM gave an impossible {name} utilisation, {100 * used:g}%"
     if used < _NOTHING:
-        return 0.0, ""
+        return used, ""  # too little to judge its steadiness by, and not made 0
     parts = [part[name] for part in window.parts if name in part]
     # The standard error of the mean; below 1% of use a part's reading is too coarse to judge by.
     if len(parts) > 1 and stdev(parts) / math.sqrt(len(parts)) > error * max(used, 0.01):
