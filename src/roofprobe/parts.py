@@ -186,7 +186,8 @@ def _part(record: Measurement, regions: Regions, name: str, segments: Sequence[S
     step_time = record.timing.median if record.timing is not None else None
     time = total(segment.time for segment in segments)
     source = regions.time_source
-    timing = Timing((time,), source) if time is not None and source is not None else None
+    # A part in which nothing ran has no rates: 0 s is no time to divide by.
+    timing = Timing((time,), source) if time and source is not None else None
     kernels = None
     if timing is not None and source == "cupti_activity":
         launches = sum(segment.launches or 0.0 for segment in segments)
