@@ -2,8 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    import roofprobe
 
 Step = Callable[[], object]
 
@@ -43,6 +47,32 @@ def driver_copy(byte: int) -> Step:
     source = torch.randn(byte // 4, device="cuda")
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def phased_step(
+    model: torch.nn.Module, shape: tuple[int, ...]
+) -> Callable[["roofprobe.Probe"], None]:
+    """One SGD step on random input with its phases marked as ranges; the loss is that of no task.
+
+    Args:
+        model: On the GPU.
+        shape: Of its input.
+    """
+    inputs = torch.randn(shape, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step(probe: "roofprobe.Probe") -> None:
+        with probe.range("forward"):
+            out = model(inputs)
+        with probe.range("loss"):
+            loss = out.square().mean()
+        with probe.range("backward"):
+            loss.backward()
+        with probe.range("optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
 
 
 def training_step(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from roofprobe.derive import Figures, figures
     from roofprobe.errors import RoofprobeError
     from roofprobe.judge import verdict
-    from roofprobe.probe import Probe, Progress, measure, measure_step
+    from roofprobe.probe import Probe, Progress, measure, measure_step, prepare
     from roofprobe.record import Measurement
 
 _HOME = {
@@ -23,6 +23,7 @@ _HOME = {
     "figures": "derive",
     "measure": "probe",
     "measure_step": "probe",
+    "prepare": "probe",
     "verdict": "judge",
 }
 
@@ -35,6 +36,7 @@ __all__ = [
     "figures",
     "measure",
     "measure_step",
+    "prepare",
     "verdict",
 ]
 

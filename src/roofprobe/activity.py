@@ -13,7 +13,7 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -37,7 +37,8 @@ class Span:
         byte: Bytes copied or filled; 0 for a kernel.
         from_graph: A CUDA graph launched it.
         name: Of a kernel as the compiler spells it; empty where names are not kept.
-        issued: When the processor asked for it, in the same clock; None where that is not kept.
+        issued: When the processor asked for it, in the same clock; None where that is not kept:
+            CUPTI knows it of kernels alone.
     """
 
     kind: Literal["kernel", "copy", "fill", "transfer"]
@@ -76,18 +77,15 @@ class KernelTracer:
     Args:
         synchronize: Waits until the device has finished.
         detailed: Keep names of kernels, when they were asked for, and transfers from and to the
-            device. Marks and calls are taken in the processor's time, kernels in the GPU's, which
-            CUPTI converts; so only a call is surely before or after a mark.
+            device. Marks are taken in the processor's time, like the moment when a kernel is put
+            into the command buffer; what runs is timed in the GPU's, which CUPTI converts.
     """
 
     def __init__(self, synchronize: Callable[[], None], *, detailed: bool = False) -> None:
         self._synchronize = synchronize
         self._detailed = detailed
         self._steps: list[Trace] = []
-        # Of the step that runs, in CUPTI's ticks: work with the number of the call that asked for
-        # it, and when that call was made.
-        self._records: list[tuple[Span, int]] = []
-        self._calls: dict[int, int] = {}
+        self._records: list[Span] = []  # of the step that runs, in CUPTI's ticks
         self._marks: list[int] = []  # likewise
         self._running = False
         self._dropped = 0
@@ -103,12 +101,15 @@ class KernelTracer:
         cupti = _cupti()
         self._synchronize()
         self._records = []
-        self._calls = {}
         self._marks = []
         self._clock = cupti.get_timestamp(), time.perf_counter_ns()
         try:
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTE, 0), self._keep)
-            for kind in self._enabled(cupti):
+            if self._detailed:
+                # When a kernel was asked for. Records of the calls themselves would tell as well,
+                # and take ten times as long to write and to read (0.1 to 0.25 s a step).
+                cupti.activity_enable_latency_timestamps(1)
+            for kind in _kinds(cupti):
                 cupti.activity_enable(kind)
                 self._running = True
         except cupti.cuptiError as error:
@@ -128,18 +129,14 @@ class KernelTracer:
         dropped = ctypes.c_size_t()
         cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
         self._dropped += dropped.value
-        for kind in self._enabled(cupti):
+        for kind in _kinds(cupti):
             cupti.activity_disable(kind)
         if self._detailed:
-            # Calls are recorded for every thread, and one may have been made since.
-            cupti.activity_flush_all(1)
+            cupti.activity_enable_latency_timestamps(0)
         unit = seconds_per_tick(ticks, clock)
-        self._impossible += impossible([span for span, _ in self._records], ticks)
-        spans = in_seconds(self._records, self._calls, unit)
+        self._impossible += impossible(self._records, ticks)
+        spans = in_seconds(self._records, unit)
         self._steps.append(Trace(spans, tuple(mark * unit for mark in self._marks)))
-
-    def _enabled(self, cupti: Any) -> tuple[Any, ...]:
-        return (*_kinds(cupti), *(_calls(cupti) if self._detailed else ()))
 
     def mark(self) -> None:
         """Waits for what was issued; what starts from here on comes after this mark.
@@ -185,21 +182,16 @@ class KernelTracer:
 
     def _keep(self, activities: Sequence[Any]) -> None:
         # Records die with CUPTI's buffer, so what is needed is copied out here.
-        cupti = _cupti()
-        kernel, copy, fill = _kinds(cupti)
-        calls = _calls(cupti) if self._detailed else ()
+        kernel, copy, fill = _kinds(_cupti())
         for activity in activities:
-            number = activity.correlation_id
-            if activity.kind in calls:
-                # A call of the runtime makes calls of the driver with the same number.
-                earliest = min(activity.start, self._calls.get(number, activity.start))
-                self._calls[number] = earliest
-                continue
             times = activity.start, activity.end
             graph = activity.graph_id != 0
             if activity.kind == kernel:
-                name = activity.name if self._detailed else ""
-                span = Span("kernel", *times, from_graph=graph, name=name)
+                name, issued = "", None
+                if self._detailed:
+                    # 0 where CUPTI does not know: kernels of a CUDA graph.
+                    name, issued = activity.name, activity.queued or None
+                span = Span("kernel", *times, from_graph=graph, name=name, issued=issued)
             elif activity.kind == fill:
                 span = Span("fill", *times, activity.bytes, graph)
             elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
@@ -208,25 +200,25 @@ class KernelTracer:
                 span = Span("transfer", *times, activity.bytes, graph)
             else:
                 continue
-            self._records.append((span, number))
+            self._records.append(span)
 
 
-def in_seconds(
-    records: Sequence[tuple[Span, int]], calls: Mapping[int, int], unit: float
-) -> tuple[Span, ...]:
-    """Work with the time of the call that asked for it.
+def in_seconds(records: Sequence[Span], unit: float) -> tuple[Span, ...]:
+    """Work with its times in seconds.
 
     Args:
-        records: Work in CUPTI's ticks, each with the number of its call.
-        calls: Number of a call -> when it was made, in ticks; those that are missing stay unknown.
+        records: In CUPTI's ticks.
         unit: Seconds a tick.
     """
-    found = []
-    for span, number in records:
-        call = calls.get(number)
-        issued = None if call is None else call * unit
-        found.append(replace(span, start=span.start * unit, end=span.end * unit, issued=issued))
-    return tuple(found)
+    return tuple(
+        replace(
+            span,
+            start=span.start * unit,
+            end=span.end * unit,
+            issued=None if span.issued is None else span.issued * unit,
+        )
+        for span in records
+    )
 
 
 def impossible(spans: Sequence[Span], ticks: int) -> int:
@@ -290,11 +282,6 @@ def preload() -> None:
 def _kinds(cupti: Any) -> tuple[Any, Any, Any]:
     kinds = cupti.ActivityKind
     return kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET
-
-
-def _calls(cupti: Any) -> tuple[Any, Any]:
-    kinds = cupti.ActivityKind
-    return kinds.RUNTIME, kinds.DRIVER
 
 
 def _cupti() -> Any:

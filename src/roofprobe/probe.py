@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -150,7 +150,8 @@ class Probe:
     def steps(self, iterable: Iterable[T]) -> Iterator[T]:
         """Yields every element; what the loop's body does with one is one step.
 
-        The loop is not cut short when the measurement is complete: ask ``done`` for that.
+        The loop is not cut short when the measurement is complete: ask ``done`` for that. A
+        ``break`` before that leaves a step unfinished, which ends the measurement with what it has.
         """
         for item in iterable:
             with self.step():
@@ -262,9 +263,7 @@ class Probe:
         yield from self._time_steps()
         if self._breakdown is not None:
             yield from self._label_steps(self._breakdown)
-        yield from self._count_steps()
-        if self._breakdown is not None and self._counts_parts:
-            yield from self._count_regions(self._breakdown)
+        yield from self._count_all()
         if self._traced:
             yield from self._trace_steps()
         self._report("done", 1, 1)
@@ -317,6 +316,16 @@ class Probe:
                 self._notes["parts"] = str(error)
         breakdown.settle(traces)
         self._note_overhead("labels", started, self._labelled)
+
+    def _count_all(self) -> Generator[None, None, None]:
+        try:
+            yield from self._count_steps()
+            if self._breakdown is not None and self._counts_parts:
+                yield from self._count_regions(self._breakdown)
+        finally:
+            started = time.perf_counter()
+            self._backend.close()
+            self._add_overhead("close", time.perf_counter() - started)
 
     def _count_steps(self) -> Generator[None, None, None]:
         def collect(durations: tuple[float, ...]) -> None:
@@ -374,37 +383,32 @@ class Probe:
         """
         started = time.perf_counter()
         steps, spent = 0, 0.0
-        try:
-            plan = attach()
-            self._add_overhead("open", time.perf_counter() - started)
-            total = self._counted_steps(self._plan()) + self._steps_by_part
-            for _ in range(self._round_count):
-                durations: list[float] = []
-                submitted = False
-                while not submitted:
-                    if len(durations) == plan.passes and not plan.window:
-                        raise CuptiError(
-                            f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
-                            "more: measure again, with fewer metrics if it persists"
-                        )
-                    yield
-                    steps += 1
-                    index = self._passes_run + steps
-                    self._report("pass", index, max(index, total))
-                    started = time.perf_counter()
-                    with counted():
-                        self._profiler_seen |= torch._C._autograd._profiler_enabled()
-                        yield
-                    submitted = self._backend.end_pass()
-                    durations.append(time.perf_counter() - started)
-                spent += sum(durations)
+        plan = attach()
+        self._add_overhead("open", time.perf_counter() - started)
+        total = self._counted_steps(self._plan()) + self._steps_by_part
+        for _ in range(self._round_count):
+            durations: list[float] = []
+            submitted = False
+            while not submitted:
+                if len(durations) == plan.passes and not plan.window:
+                    raise CuptiError(
+                        f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
+                        "more: measure again, with fewer metrics if it persists"
+                    )
+                yield
+                steps += 1
+                index = self._passes_run + steps
+                self._report("pass", index, max(index, total))
                 started = time.perf_counter()
-                collect(tuple(durations))
-                self._add_overhead("collect", time.perf_counter() - started)
-        finally:
+                with counted():
+                    self._profiler_seen |= torch._C._autograd._profiler_enabled()
+                    yield
+                submitted = self._backend.end_pass()
+                durations.append(time.perf_counter() - started)
+            spent += sum(durations)
             started = time.perf_counter()
-            self._backend.close()
-            self._add_overhead("close", time.perf_counter() - started)
+            collect(tuple(durations))
+            self._add_overhead("collect", time.perf_counter() - started)
         self._passes_run += steps
         if self._timing is not None:
             self._overhead[what] = spent - steps * self._timing.median
@@ -632,6 +636,40 @@ class Probe:
         )
         record = _withheld(coverage.applied(record, profiler_active=self._profiler_seen))
         return replace(record, warnings=(*self._warnings, *_noteworthy(record)))
+
+
+def prepare(
+    *,
+    metrics: str | Iterable[str] = metrics.DEFAULT_SET,
+    device: torch.device | str | int | None = None,
+) -> None:
+    """Starts, on a thread, what the first measurement of a process waits for; measures nothing.
+
+    CUPTI's own start, its host library and the question which counters the device has take 0.3 s.
+    Beside the first training step, which loads kernels and libraries, they take that and hold it
+    up as well (measured, H200: 0.2 to 0.35 s); beside building the model they cost nothing. So call
+    this first of all, if at all. Without a CUDA device it does nothing.
+
+    Args:
+        metrics: As for ``measure``.
+        device: Likewise.
+
+    Raises:
+        UsageError: the device does not exist. What else goes wrong is told by ``measure``, where it
+            goes wrong again.
+    """
+    chosen = _device(device)
+    if chosen.type == "cuda" and not external.requested():
+        # Not a daemon: a process that ended while CUPTI starts could crash.
+        threading.Thread(target=_prepare_early, args=(chosen, metrics)).start()
+
+
+def _prepare_early(device: torch.device, request: str | Iterable[str]) -> None:
+    with suppress(RoofprobeError):
+        backend = _backend("cupti", device)
+        names = metrics.resolve(request, backend.chip, metrics.LEVELS)
+        backend.prepare(metrics.with_coverage(names))
+        activity.preload()
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -48,7 +47,7 @@ _PHASES: Final = {
     "labels": "labels, and kernel records where there is a GPU",
     "kernels": "kernel records",
 }
-_LINES: Final = 50  # passes that are told one by one
+_LINES: Final = 50  # about passes, at most
 
 # AlexNet on one made-up batch at the usual rate of 0.1: from the step on at which its loss became
 # NaN, fadd counted 3.4% more (measured, H200, harness/results/h200/verify-alexnet-b64-diverged).
@@ -224,11 +223,8 @@ def _run(args: argparse.Namespace) -> Path | None:
     if given is not None:
         _join(args, ranks, device)
     say = _say if ranks.rank == 0 else _silent
-    if device.type == "cuda" and args.backend != "analytic" and not external.requested():
-        from roofprobe.counters import cupti
-
-        # Beside building the model, which the CPU does alone.
-        Thread(target=cupti.start_early, args=(device.index,), daemon=True).start()
+    if args.backend in ("auto", "cupti") and not args.evaluate:
+        roofprobe.prepare(metrics=args.metrics, device=device)
     imagenet.configure(options)
     saved = None
     try:
@@ -503,9 +499,9 @@ class _Region:
             self._say(f"=> {event.message}")
         elif event.phase == "pass":
             # NVML GPM takes hundreds of steps; a line for each would bury the rest.
-            if event.total > _LINES and event.index not in (1, event.total):
-                return
-            self._say(f"=> pass {event.index} of {event.total}")
+            stride = -(-event.total // _LINES)
+            if event.index % stride == 0:
+                self._say(f"=> pass {event.index} of {event.total}")
         elif event.phase in _PHASES and event.index == 1:
             steps = "1 step" if event.total == 1 else f"{event.total} steps"
             self._say(f"=> {_PHASES[event.phase]}: {steps}")

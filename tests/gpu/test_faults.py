@@ -77,6 +77,7 @@ def test_a_fork_during_an_open_session_neither_hangs_nor_counts(child, status):
 def test_forked_loader_processes_do_not_disturb_the_counts():
     ended = run(
         """
+        from itertools import islice
         import torch, roofprobe
         from torch.utils.data import DataLoader
         a = torch.ones(1024, 1024, device="cuda", dtype=torch.bfloat16)
@@ -85,10 +86,8 @@ def test_forked_loader_processes_do_not_disturb_the_counts():
         )
         with roofprobe.measure(warmup=1, timed=2) as probe:
             for epoch in range(3):  # processes are forked anew while a session is open
-                for index, batch in enumerate(probe.steps(loader)):
+                for batch in probe.steps(islice(loader, 4)):
                     a @ a
-                    if index == 3:
-                        break
         record = probe.result
         print(record.complete, roofprobe.figures(record).flop["tensor_bf16"].value)
         """
@@ -146,7 +145,7 @@ def test_ctrl_c_in_every_pass_and_trace():
 
 
 def test_sigterm_while_counting_saves_what_was_timed(tmp_path):
-    line = f"-m roofprobe.train -a resnet18 --dummy -b 64 --rounds 50 --out {tmp_path}"
+    line = f"-m roofprobe.train -a resnet18 --dummy -b 64 --rounds 7 --out {tmp_path}"
     with subprocess.Popen(
         [sys.executable, *line.split()],
         stdout=subprocess.PIPE,

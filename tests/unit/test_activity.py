@@ -60,9 +60,10 @@ def test_transfers_are_no_work_of_the_device():
     assert (found.launches, found.span, found.union, found.copies) == (1, 1.0, 1.0, 0)
 
 
-def test_work_gets_the_time_of_the_call_that_asked_for_it():
-    records = [(Span("kernel", 30, 40), 7), (Span("fill", 50, 60, byte=8), 8)]
-    kernel, fill = in_seconds(records, {7: 10}, 0.5)
+def test_ticks_become_seconds():
+    kernel, fill = in_seconds(
+        [Span("kernel", 30, 40, issued=10), Span("fill", 50, 60, byte=8)], 0.5
+    )
     assert (kernel.start, kernel.end, kernel.issued, kernel.asked) == (15, 20, 5, 5)
     assert (fill.start, fill.end, fill.issued, fill.asked) == (25, 30, None, 25)
 
@@ -71,27 +72,25 @@ def test_work_gets_the_time_of_the_call_that_asked_for_it():
 def test_what_is_kept_of_cuptis_records(detailed):
     kinds = cupti.ActivityKind
 
-    def record(kind, start, number, **more):
-        more = {"graph_id": 0, **more}
-        return SimpleNamespace(kind=kind, start=start, end=start + 5, correlation_id=number, **more)
+    def record(kind, start, **more):
+        return SimpleNamespace(kind=kind, start=start, end=start + 5, **{"graph_id": 0, **more})
 
     tracer = KernelTracer(lambda: None, detailed=detailed)
     tracer._keep(
         [
-            # a call of the runtime, the driver's call inside it, and the kernel that it launched
-            record(kinds.DRIVER, 12, 3),
-            record(kinds.RUNTIME, 10, 3),
-            record(kinds.CONCURRENT_KERNEL, 20, 3, name="_Z3addv"),
-            record(kinds.MEMSET, 30, 4, bytes=64),
-            record(kinds.MEMCPY, 40, 5, bytes=32, copy_kind=8, graph_id=1),
-            record(kinds.MEMCPY, 50, 6, bytes=16, copy_kind=1),  # from the host
+            record(kinds.CONCURRENT_KERNEL, 20, name="_Z3addv", queued=10),
+            # CUPTI does not know when a kernel of a graph was asked for
+            record(kinds.CONCURRENT_KERNEL, 25, name="_Z3mulv", queued=0, graph_id=2),
+            record(kinds.MEMSET, 30, bytes=64),
+            record(kinds.MEMCPY, 40, bytes=32, copy_kind=8, graph_id=1),
+            record(kinds.MEMCPY, 50, bytes=16, copy_kind=1),  # from the host
         ]
     )
-    kept = in_seconds(tracer._records, tracer._calls, 1.0)
-    name, call = ("_Z3addv", 10.0) if detailed else ("", None)
+    names = ("_Z3addv", "_Z3mulv") if detailed else ("", "")
     expected = [
-        Span("kernel", 20, 25, name=name, issued=call),
+        Span("kernel", 20, 25, name=names[0], issued=10 if detailed else None),
+        Span("kernel", 25, 30, name=names[1], from_graph=True),
         Span("fill", 30, 35, 64),
         Span("copy", 40, 45, 32, from_graph=True),
     ]
-    assert list(kept) == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])
+    assert tracer._records == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])

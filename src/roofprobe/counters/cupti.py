@@ -176,22 +176,6 @@ def _availability(device: int) -> _native.AvailabilityImage:
         return _asked_availability(device)
 
 
-def start_early(device: int) -> None:
-    """Does ahead of time what the first measurement of a process waits for; changes nothing.
-
-    CUPTI's own start and the question which counters the device has take 0.25 s (measured, H200).
-    On a thread, beside work that leaves the driver alone, they cost nothing; beside the first
-    training step, which loads kernels, the two hold each other up.
-
-    Args:
-        device: CUDA device index. What goes wrong here goes wrong again, and is told, in
-            ``CuptiBackend.prepare``.
-    """
-    with suppress(CuptiError, _native.CuptiError, _native.LibraryError, _native.DriverError):
-        chip_of(device)
-        _availability(device)
-
-
 def schedule(
     host: _native.HostEvaluator, metrics: Sequence[str]
 ) -> tuple[_native.Schedule | None, tuple[str, ...], dict[str, str]]:
@@ -406,6 +390,8 @@ class CuptiBackend:
     def open_regions(self, switches: int) -> None:
         """The same for passes with so many switches between regions at most.
 
+        An open session goes on with what was prepared last.
+
         Ranges of one name are added up, so that fewer would do in the end. The image has room for
         each switch all the same (26 KB a range): whether CUPTI adds up before or after it counts
         what it has to drop is not documented.
@@ -414,15 +400,14 @@ class CuptiBackend:
 
     def _open(self, max_ranges: int) -> None:
         assert self._host is not None and self._schedule is not None, "prepare() comes first"
+        wanted = list(self._metrics), self._schedule.config, max_ranges
         self._synchronize()
-        with _translated("opening a range profiler session"):
-            self._session = _native.RangeSession(
-                self._device,
-                self._host.chip,
-                list(self._metrics),
-                self._schedule.config,
-                max_ranges=max_ranges,
-            )
+        if self._session is None:
+            with _translated("opening a range profiler session"):
+                self._session = _native.RangeSession(self._device, self._host.chip, *wanted)
+        else:
+            with _translated("going on to other metrics"):
+                self._session.configure(*wanted)
         self._fresh = True
 
     def begin_pass(self) -> None:

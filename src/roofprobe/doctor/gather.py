@@ -111,10 +111,17 @@ def _host() -> Host:
         container=facts.container(files, cgroup, mounts, os.environ),
         processes=tuple(sorted(set(_processes()) & set(_PROCESSES))),
         mps_pipe=str(pipe) if pipe.exists() else None,
-        environment={name: os.environ[name] for name in _VARIABLES if os.environ.get(name)},
+        environment=_environment(),
         stubs=tuple(path for path in _in(folders, "libcuda.so*") if facts.is_stub(path)),
         cupti_in_front=_in(folders, "libcupti.so*"),
     )
+
+
+def _environment() -> dict[str, str]:
+    found = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
+    if "CUDA_VISIBLE_DEVICES" in os.environ:  # empty, it hides every GPU
+        found["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    return found
 
 
 def _read(path: str) -> str:
