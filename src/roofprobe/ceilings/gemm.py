@@ -20,7 +20,7 @@ from roofprobe.metrics import flop_paths
 
 # Multiples of every tile size. Which one is best depends on the library, and on how its tiles
 # fill the last wave.
-SIZES: Final = (2048, 4096, 8192, 12288, 16384)
+SIZES: Final = (4096, 8192, 12288, 16384)
 # How the operands lie in memory, for which libraries have different kernels; "nt" is what a linear
 # layer does.
 LAYOUTS: Final = {"nn": "A and B row-major", "nt": "B transposed", "tn": "A transposed"}
