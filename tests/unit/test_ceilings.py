@@ -205,9 +205,9 @@ def gemm_of(path: str) -> gemm.Gemm:
 
 def test_work_is_2mnk_and_methods_name_the_call():
     ways = list(gemm.ways(gemm_of("tensor_tf32"), CPU, 80 * GIB))
-    assert [way.work for way in ways[::3]] == [2 * n**3 for n in (2048, 4096, 8192, 12288, 16384)]
+    assert [way.work for way in ways[::3]] == [2 * n**3 for n in (4096, 8192, 12288, 16384)]
     assert ways[0].method == (
-        "torch.mm, fp32 with fp32_precision=tf32, 2048 x 2048 x 2048, A and B row-major"
+        "torch.mm, fp32 with fp32_precision=tf32, 4096 x 4096 x 4096, A and B row-major"
     )
     assert len({way.method for way in ways}) == len(ways) == 15
 
