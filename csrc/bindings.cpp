@@ -106,8 +106,6 @@ PYBIND11_MODULE(_native, m) {
            py::arg("device_index"), py::arg("chip"), py::arg("metrics"), py::arg("config"),
            py::arg("max_ranges"), NoGil())
       .def("reset", &RangeSession::reset, NoGil())
-      .def("configure", &RangeSession::configure, py::arg("metrics"), py::arg("config"),
-           py::arg("max_ranges"), NoGil())
       .def("start", &RangeSession::start, NoGil())
       .def("stop", &RangeSession::stop, NoGil())
       .def("push", &RangeSession::push, NoGil())

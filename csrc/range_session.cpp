@@ -94,15 +94,6 @@ void RangeSession::reset() {
   check(cupti().cuptiRangeProfilerSetConfig(&params), "cuptiRangeProfilerSetConfig");
 }
 
-void RangeSession::configure(const std::vector<std::string>& metrics, const ConfigImage& config,
-                             std::size_t max_ranges) {
-  require_open();
-  metrics_ = metrics;
-  config_ = config;
-  max_ranges_ = max_ranges;
-  reset();
-}
-
 RangeSession::~RangeSession() noexcept {
   try {
     close();

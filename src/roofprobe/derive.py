@@ -287,8 +287,18 @@ def _summed(record: Measurement, rows: Iterable[Metric]) -> Figure:
     if len(per_round) > 1:
         spread = (max(per_round) - min(per_round)) / mean if mean else 0.0
     bound = any(row.upper_bound for row in chosen)
-    error = max(row.error for row in chosen) or None
-    return Figure(mean, source, spread, upper_bound=bound, error=error)
+    return Figure(mean, source, spread, upper_bound=bound, error=_error(record, chosen))
+
+
+def _error(record: Measurement, rows: Sequence[Metric]) -> float | None:
+    """Relative error of a weighted sum; errors of one backend have one cause, and so add up."""
+    if not any(row.error for row in rows):
+        return None
+    parts = [row.weight * (record.value(row.name) or 0.0) for row in rows]
+    whole = sum(parts)
+    if not whole:
+        return max(row.error for row in rows)
+    return sum(part * row.error for part, row in zip(parts, rows, strict=True)) / whole
 
 
 def _ratio(top: Figure, bottom: Figure) -> Figure:

@@ -258,8 +258,8 @@ ANALYTIC: Final[tuple[Metric, ...]] = (
 GPM_PREFIX: Final = "gpm__"
 GPM: Final[tuple[Metric, ...]] = (
     *(
-        Metric(f"{GPM_PREFIX}flop_tensor_{p}.sum", "flop", path=f"tensor_{p}", error=0.05)
-        for p in ("fp16", "bf16", "tf32", "fp64")
+        Metric(f"{GPM_PREFIX}flop_tensor_{p}.sum", "flop", path=f"tensor_{p}", error=error)
+        for p, error in (("fp16", 0.1), ("bf16", 0.1), ("tf32", 0.05), ("fp64", 0.05))
     ),
     *(
         Metric(f"{GPM_PREFIX}flop_{p}.sum", "flop", path=f"sass_{p}", upper_bound=True, error=0.05)

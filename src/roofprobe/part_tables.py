@@ -286,7 +286,7 @@ def _kernel_row(kernel: Kernel, regions: Regions, step: float | None, *, whole: 
     most = max(places, key=lambda name: places[name])
     more = f" +{len(places) - 1}" if len(places) > 1 else ""
     return KernelRow(
-        _shortened(kernel.name, _LONGEST if whole else _KERNEL),
+        _shortened(kernel.name, _LONGEST) if whole else _shortened(brief(kernel.name), _KERNEL),
         number(kernel.launches, 3),
         seconds(kernel.time, 3),
         percent(kernel.time / step if step else None, 2),

@@ -65,6 +65,8 @@ class Part:
     @property
     def lost(self) -> float | None:
         """Seconds beyond what the closest ceiling allows; None without a ceiling or a time."""
+        if self.time == 0:
+            return 0.0
         uses = self.verdict.uses
         if self.time is None or not uses:
             return None

@@ -263,7 +263,9 @@ class Probe:
         yield from self._time_steps()
         if self._breakdown is not None:
             yield from self._label_steps(self._breakdown)
-        yield from self._count_all()
+        yield from self._count_steps()
+        if self._breakdown is not None and self._counts_parts:
+            yield from self._count_regions(self._breakdown)
         if self._traced:
             yield from self._trace_steps()
         self._report("done", 1, 1)
@@ -316,16 +318,6 @@ class Probe:
                 self._notes["parts"] = str(error)
         breakdown.settle(traces)
         self._note_overhead("labels", started, self._labelled)
-
-    def _count_all(self) -> Generator[None, None, None]:
-        try:
-            yield from self._count_steps()
-            if self._breakdown is not None and self._counts_parts:
-                yield from self._count_regions(self._breakdown)
-        finally:
-            started = time.perf_counter()
-            self._backend.close()
-            self._add_overhead("close", time.perf_counter() - started)
 
     def _count_steps(self) -> Generator[None, None, None]:
         def collect(durations: tuple[float, ...]) -> None:
@@ -383,32 +375,37 @@ class Probe:
         """
         started = time.perf_counter()
         steps, spent = 0, 0.0
-        plan = attach()
-        self._add_overhead("open", time.perf_counter() - started)
-        total = self._counted_steps(self._plan()) + self._steps_by_part
-        for _ in range(self._round_count):
-            durations: list[float] = []
-            submitted = False
-            while not submitted:
-                if len(durations) == plan.passes and not plan.window:
-                    raise CuptiError(
-                        f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
-                        "more: measure again, with fewer metrics if it persists"
-                    )
-                yield
-                steps += 1
-                index = self._passes_run + steps
-                self._report("pass", index, max(index, total))
-                started = time.perf_counter()
-                with counted():
-                    self._profiler_seen |= torch._C._autograd._profiler_enabled()
+        try:
+            plan = attach()
+            self._add_overhead("open", time.perf_counter() - started)
+            total = self._counted_steps(self._plan()) + self._steps_by_part
+            for _ in range(self._round_count):
+                durations: list[float] = []
+                submitted = False
+                while not submitted:
+                    if len(durations) == plan.passes and not plan.window:
+                        raise CuptiError(
+                            f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
+                            "more: measure again, with fewer metrics if it persists"
+                        )
                     yield
-                submitted = self._backend.end_pass()
-                durations.append(time.perf_counter() - started)
-            spent += sum(durations)
+                    steps += 1
+                    index = self._passes_run + steps
+                    self._report("pass", index, max(index, total))
+                    started = time.perf_counter()
+                    with counted():
+                        self._profiler_seen |= torch._C._autograd._profiler_enabled()
+                        yield
+                    submitted = self._backend.end_pass()
+                    durations.append(time.perf_counter() - started)
+                spent += sum(durations)
+                started = time.perf_counter()
+                collect(tuple(durations))
+                self._add_overhead("collect", time.perf_counter() - started)
+        finally:
             started = time.perf_counter()
-            collect(tuple(durations))
-            self._add_overhead("collect", time.perf_counter() - started)
+            self._backend.close()
+            self._add_overhead("close", time.perf_counter() - started)
         self._passes_run += steps
         if self._timing is not None:
             self._overhead[what] = spent - steps * self._timing.median
@@ -669,7 +666,8 @@ def _prepare_early(device: torch.device, request: str | Iterable[str]) -> None:
         backend = _backend("cupti", device)
         names = metrics.resolve(request, backend.chip, metrics.LEVELS)
         backend.prepare(metrics.with_coverage(names))
-        activity.preload()
+    activity.preload()
+    environment.collect(device)  # NVML's start
 
 
 @contextmanager

@@ -43,17 +43,18 @@ def test_resnet18(batch):
 def test_autocast_is_seen_in_the_operands():
     gpm, cupti = both(training_step("resnet18", 256, amp=torch.bfloat16, channels_last=True))
     flop = cupti.flop["tensor_bf16"].value
-    assert gpm.flop["tensor_bf16"].value == pytest.approx(flop, rel=0.05)
+    assert gpm.flop["tensor_bf16"].value == pytest.approx(flop, rel=0.1)  # its stated error
     assert gpm.flop["tensor_tf32"].value == 0
     assert gpm.byte["dram"].value == pytest.approx(cupti.byte["dram"].value, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("path", "dtype"), [("tensor_bf16", torch.bfloat16), ("tensor_fp64", torch.float64)]
+    ("path", "dtype", "error"),
+    [("tensor_bf16", torch.bfloat16, 0.1), ("tensor_fp64", torch.float64, 0.05)],
 )
-def test_gemm_is_2mnk_whatever_the_clock(path, dtype):
+def test_gemm_is_2mnk_whatever_the_clock(path, dtype, error):
     gpm = roofprobe.figures(roofprobe.measure_step(gemm(8192, dtype), backend="gpm", kernels=False))
-    assert gpm.flop[path].value == pytest.approx(2 * 8192**3, rel=0.05)
+    assert gpm.flop[path].value == pytest.approx(2 * 8192**3, rel=error)
 
 
 def test_fp32_gemm_on_cuda_cores_is_bounded_by_its_ffma():

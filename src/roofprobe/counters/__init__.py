@@ -111,9 +111,8 @@ class RegionBackend(CounterBackend, Protocol):
     """A backend that can also count by region, which is a number.
 
     ``open_regions``, ``begin_regions`` and ``collect_regions`` take the places of ``open``,
-    ``begin_pass`` and ``collect``, or follow them after another ``prepare`` without a ``close``.
-    At any moment of a pass exactly one region is open, so that the regions' counts add up to the
-    step's.
+    ``begin_pass`` and ``collect``. At any moment of a pass exactly one region is open, so that the
+    regions' counts add up to the step's.
     """
 
     def open_regions(self, switches: int) -> None:

@@ -390,8 +390,6 @@ class CuptiBackend:
     def open_regions(self, switches: int) -> None:
         """The same for passes with so many switches between regions at most.
 
-        An open session goes on with what was prepared last.
-
         Ranges of one name are added up, so that fewer would do in the end. The image has room for
         each switch all the same (26 KB a range): whether CUPTI adds up before or after it counts
         what it has to drop is not documented.
@@ -400,14 +398,15 @@ class CuptiBackend:
 
     def _open(self, max_ranges: int) -> None:
         assert self._host is not None and self._schedule is not None, "prepare() comes first"
-        wanted = list(self._metrics), self._schedule.config, max_ranges
         self._synchronize()
-        if self._session is None:
-            with _translated("opening a range profiler session"):
-                self._session = _native.RangeSession(self._device, self._host.chip, *wanted)
-        else:
-            with _translated("going on to other metrics"):
-                self._session.configure(*wanted)
+        with _translated("opening a range profiler session"):
+            self._session = _native.RangeSession(
+                self._device,
+                self._host.chip,
+                list(self._metrics),
+                self._schedule.config,
+                max_ranges=max_ranges,
+            )
         self._fresh = True
 
     def begin_pass(self) -> None:

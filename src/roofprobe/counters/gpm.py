@@ -14,7 +14,8 @@ What the figures do not mean:
       so a sample can be 100 ms old. Steps run alike for longer than that before the first sample:
       what it then misses at the end equals what it has too much at the beginning.
     * An active pipe need not do its most: a CUDA-core pipe does half as many FLOP in additions as
-      in FMA. CUDA-core FLOP are therefore upper bounds. Of tensor cores ``_YIELD`` is known.
+      in FMA. CUDA-core FLOP are therefore upper bounds. Of tensor cores ``_YIELD`` is known,
+      as far as it was held against counters.
     * HMMA is one utilisation for fp16, bf16 and tf32. Which of them ran is told from the operands
       of PyTorch's operators, for which one step of each round is watched. Where they do not tell,
       the FLOP are withheld, with the range in which they lie.
@@ -59,9 +60,15 @@ _FLOP_PER_CYCLE: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
         "sass_fp64": 128.0,
     },
 }
-# Tensor FLOP that the hardware counted over what the active cycles could have held. ResNet-18 at
-# batch 256 in TF32 on an H200: 2.766e12 of 2.958e12 (11.5% of 48.06 ms at 1.98 GHz), 0.935.
-_YIELD: Final = 0.965
+# FLOP path -> tensor FLOP that the hardware counted over what the active cycles could have held, on
+# an H200. TF32: ResNet-18 at batch 256 gave 0.935 once; with this, 64 and 256 were within
+# 5%. BF16: 0.842 (ResNet-18, autocast) and 0.887 (a GEMM of 8192); FP16 is taken to be like it.
+_YIELD: Final[Mapping[str, float]] = {
+    "tensor_tf32": 0.965,
+    "tensor_bf16": 0.865,
+    "tensor_fp16": 0.865,
+    "tensor_fp64": 0.965,
+}
 
 # A fraction below this is printed as 0 by GPM's tools, and too coarse to be judged.
 _NOTHING: Final = 5e-4
@@ -171,7 +178,7 @@ def _hmma(
     tf32: bool,
 ) -> None:
     """Shares what GPM calls HMMA among the precisions that the operands show."""
-    cycles, why = _cycles(window, "hmma", device, max(_ERRORS[path] for path in _HMMA))
+    cycles, why = _cycles(window, "hmma", device, min(_ERRORS[path] for path in _HMMA))
     if cycles is None:
         return found.withhold(_HMMA, why)
     other = _unnamed(window)
@@ -217,7 +224,7 @@ def _unnamed(window: Window) -> str | None:
 
 def _rate(device: GpmDevice, path: str) -> float:
     """FLOP of one SM in a cycle in which the pipe of a path is active."""
-    return device.flop_per_cycle[path] * (_YIELD if path.startswith("tensor_") else 1.0)
+    return device.flop_per_cycle[path] * _YIELD.get(path, 1.0)
 
 
 def _cycles(window: Window, pipe: str, device: GpmDevice, error: float) -> tuple[float | None, str]:
