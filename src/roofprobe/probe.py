@@ -662,12 +662,13 @@ def prepare(
 
 
 def _prepare_early(device: torch.device, request: str | Iterable[str]) -> None:
-    with suppress(RoofprobeError):
+    # RuntimeError: PyTorch's, from a GPU that is lost.
+    with suppress(RoofprobeError, RuntimeError):
         backend = _backend("cupti", device)
         names = metrics.resolve(request, backend.chip, metrics.LEVELS)
         backend.prepare(metrics.with_coverage(names))
-    activity.preload()
-    environment.collect(device)  # NVML's start
+        activity.preload()
+        environment.collect(device)  # NVML's start
 
 
 @contextmanager

@@ -196,3 +196,19 @@ def test_the_process_ends_cleanly(fails):
     )
     assert done.returncode == (3 if fails else 0), done.stderr
     assert not done.stderr
+
+
+def test_a_process_that_prepared_ahead_counts_alike():
+    code = """
+        import threading, torch, roofprobe
+        roofprobe.prepare()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread():
+                thread.join()
+        a = torch.ones(1024, 1024, device="cuda", dtype=torch.bfloat16)
+        record = roofprobe.measure_step(lambda: a @ a, warmup=1, timed=2)
+        print(roofprobe.figures(record).flop["tensor_bf16"].value)
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert ended.stdout.split() == [str(float(2 * 1024**3))], ended.stderr

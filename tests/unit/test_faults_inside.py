@@ -320,7 +320,15 @@ def test_a_gpu_that_is_not_there_is_one_sentence(device):
         roofprobe.measure(device=device),
     ):
         pass
+    with pytest.raises(UsageError, match="PyTorch finds no CUDA device"):
+        roofprobe.prepare(device=device)
     assert_the_next_measurement_is_right()
+
+
+def test_on_the_cpu_there_is_nothing_to_prepare():
+    before = threading.active_count()
+    roofprobe.prepare(device="cpu")
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("call", CALLS)
