@@ -13,6 +13,7 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
 
 import ctypes
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ class Span:
         end: Likewise.
         byte: Bytes copied or filled; 0 for a kernel.
         from_graph: A CUDA graph launched it.
-        name: Of a kernel as the compiler spells it; empty where names are not kept.
+        name: Of a kernel as the compiler spells it; empty for anything else.
         issued: When the processor asked for it, in the same clock; None where that is not kept:
             CUPTI knows it of kernels alone.
     """
@@ -76,9 +77,9 @@ class KernelTracer:
 
     Args:
         synchronize: Waits until the device has finished.
-        detailed: Keep names of kernels, when they were asked for, and transfers from and to the
-            device. Marks are taken in the processor's time, like the moment when a kernel is put
-            into the command buffer; what runs is timed in the GPU's, which CUPTI converts.
+        detailed: Keep when kernels were asked for, and transfers from and to the device.
+            Marks are taken in the processor's time, like the moment when a kernel is put into the
+            command buffer; what runs is timed in the GPU's, which CUPTI converts.
     """
 
     def __init__(self, synchronize: Callable[[], None], *, detailed: bool = False) -> None:
@@ -187,11 +188,9 @@ class KernelTracer:
             times = activity.start, activity.end
             graph = activity.graph_id != 0
             if activity.kind == kernel:
-                name, issued = "", None
-                if self._detailed:
-                    # 0 where CUPTI does not know: kernels of a CUDA graph.
-                    name, issued = activity.name, activity.queued or None
-                span = Span("kernel", *times, from_graph=graph, name=name, issued=issued)
+                # 0 where CUPTI does not know: kernels of a CUDA graph.
+                issued = activity.queued or None if self._detailed else None
+                span = Span("kernel", *times, from_graph=graph, name=activity.name, issued=issued)
             elif activity.kind == fill:
                 span = Span("fill", *times, activity.bytes, graph)
             elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
@@ -219,6 +218,20 @@ def in_seconds(records: Sequence[Span], unit: float) -> tuple[Span, ...]:
         )
         for span in records
     )
+
+
+def different_kernels(steps: Sequence[Trace]) -> str | None:
+    """The first kernel that some steps ran more often than others; None where all are alike.
+
+    Args:
+        steps: Traced ones.
+
+    Returns:
+        Its name as the compiler spells it.
+    """
+    ran = [Counter(s.name for s in step.spans if s.kind == "kernel") for step in steps]
+    names = dict.fromkeys(name for kernels in ran for name in kernels)
+    return next((name for name in names if len({kernels[name] for kernels in ran}) > 1), None)
 
 
 def impossible(spans: Sequence[Span], ticks: int) -> int:

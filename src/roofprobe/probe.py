@@ -26,6 +26,7 @@ from roofprobe.breakdown import Breakdown, check_range_name
 from roofprobe.counters import CounterBackend, Plan, RoundCounters, counts_regions, external
 from roofprobe.errors import (
     CounterPermissionError,
+    CountersBusyError,
     CuptiError,
     HardwareBusyError,
     MeasurementActiveError,
@@ -33,6 +34,7 @@ from roofprobe.errors import (
     UnsupportedDeviceError,
     UsageError,
 )
+from roofprobe.kernel_names import brief, demangled
 from roofprobe.record import (
     Clocks,
     KernelTimes,
@@ -56,6 +58,10 @@ _TRACED_STEPS: Final = 2
 # (nsys, ncu): there it is the other tool's measurement, and this one is in its way.
 _REFUSED: Final = (CounterPermissionError, HardwareBusyError, UnsupportedDeviceError)
 
+# Steps alike repeat their FLOP but for what follows the data, as max-pooling's kernels do.
+_SAME_FLOP: Final = 0.02
+_UNLIKE: Final = "warm up for longer (autotuning, recompiling), and let every step do the same work"
+
 _active = threading.Lock()  # held by the one measurement that may run in a process
 _running: "Probe | None" = None
 
@@ -69,7 +75,12 @@ def _let_go() -> None:
         _running = None
 
 
-os.register_at_fork(after_in_child=_let_go)
+def _note_fork() -> None:
+    if _running is not None:
+        _running._note_fork()
+
+
+os.register_at_fork(before=_note_fork, after_in_child=_let_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class Probe:
     Attributes:
         name: The region's name.
         done: True once everything has been measured; further steps run unmeasured.
+        refusal: Why there are no counters although the steps went on: another profiler has them.
     """
 
     def __init__(
@@ -111,6 +123,7 @@ class Probe:
     ) -> None:
         self.name = name
         self.done = False
+        self.refusal: CountersBusyError | None = None
         self._backend, *self._others = backends
         self._device = device
         self._request = request
@@ -130,6 +143,8 @@ class Probe:
         self._in_step = False
         self._profiler_seen = False
         self._passes_run = 0
+        self._attached = False  # a session is open
+        self._requests: list[int] = []  # for memory, of each counted step
         self._part_plan: Plan | None = None
         self._timing: Timing | None = None
         self._between: float | None = None  # median wall clock between timed steps, s
@@ -167,7 +182,7 @@ class Probe:
             return
         self._in_step = True
         try:
-            next(self._script)
+            self._advance()
             yield
             if not self._forked:
                 self._steps_run += 1
@@ -260,6 +275,14 @@ class Probe:
             self._report("warmup", index + 1, self._warmup)
             yield
         self._await_plan()
+        try:
+            if self.refusal is None:
+                yield from self._measure()
+        except CountersBusyError as error:
+            self._refuse(error)
+        self._report("done", 1, 1)
+
+    def _measure(self) -> Generator[None, None, None]:
         yield from self._time_steps()
         if self._breakdown is not None:
             yield from self._label_steps(self._breakdown)
@@ -268,7 +291,6 @@ class Probe:
             yield from self._count_regions(self._breakdown)
         if self._traced:
             yield from self._trace_steps()
-        self._report("done", 1, 1)
 
     def _time_steps(self) -> Generator[None, None, None]:
         timer = step_timer(self._device)
@@ -376,6 +398,7 @@ class Probe:
         started = time.perf_counter()
         steps, spent = 0, 0.0
         try:
+            self._attached = True
             plan = attach()
             self._add_overhead("open", time.perf_counter() - started)
             total = self._counted_steps(self._plan()) + self._steps_by_part
@@ -392,12 +415,14 @@ class Probe:
                     steps += 1
                     index = self._passes_run + steps
                     self._report("pass", index, max(index, total))
+                    requested = self._memory_requests()
                     started = time.perf_counter()
                     with counted():
                         self._profiler_seen |= torch._C._autograd._profiler_enabled()
                         yield
                     submitted = self._backend.end_pass()
                     durations.append(time.perf_counter() - started)
+                    self._requests.append(self._memory_requests() - requested)
                 spent += sum(durations)
                 started = time.perf_counter()
                 collect(tuple(durations))
@@ -405,6 +430,7 @@ class Probe:
         finally:
             started = time.perf_counter()
             self._backend.close()
+            self._attached = False
             self._add_overhead("close", time.perf_counter() - started)
         self._passes_run += steps
         if self._timing is not None:
@@ -425,9 +451,18 @@ class Probe:
         if "kernels" not in self._notes:
             try:
                 self._kernels = tracer.result()
+                self._warn_of_different(tracer.steps)
             except RoofprobeError as error:
                 self._notes["kernels"] = str(error)
         self._note_overhead("kernels", started, self._traced)
+
+    def _warn_of_different(self, steps: Sequence[activity.Trace]) -> None:
+        name = activity.different_kernels(steps)
+        if name is not None:
+            self._warnings.append(
+                f"two steps in a row did not run the same kernels (the first that differs is "
+                f"{brief(demangled(name))}), so passes are of steps with different work: {_UNLIKE}"
+            )
 
     def _start_tracer(self, tracer: activity.KernelTracer) -> None:
         # Inside torch.profiler, a second user of CUPTI's activity buffers hangs the process.
@@ -482,7 +517,20 @@ class Probe:
 
     def _plan(self) -> Plan:
         self._require_own()  # the thread that prepares is not in a forked child
-        return self._prepared.result()
+        try:
+            return self._prepared.result()
+        except CountersBusyError as error:
+            self._refuse(error)
+            names: Sequence[str] = ()
+            with suppress(RoofprobeError):
+                names = metrics.resolve(self._request, self._backend.chip, self._levels)
+            return Plan((), 0, dict.fromkeys(names, str(error)))
+
+    def _refuse(self, error: CountersBusyError) -> None:
+        # Another profiler's measurement is as good as this one, and training is neither's business.
+        if self.refusal is None:
+            self.refusal = error
+            self._warnings.append(f"no counters, and the steps went on without: {error}")
 
     def _counted_steps(self, plan: Plan) -> int:
         step = self._timing.median if self._timing is not None else None
@@ -502,6 +550,8 @@ class Probe:
         started = time.perf_counter()
         plan = self._plan()
         self._overhead["wait for plan"] = time.perf_counter() - started
+        if self.refusal is not None:
+            return
         rounds = f" x {self._round_count} rounds" if self._round_count > 1 else ""
         parts = [
             f"{self._warmup} warm-up",
@@ -523,7 +573,8 @@ class Probe:
         try:
             next(self._script)
         except StopIteration:
-            self.done = self._complete = True
+            self.done = True
+            self._complete = self.refusal is None
 
     def _report(self, phase: Phase, index: int, total: int, message: str = "") -> None:
         self._progress(Progress(phase, index, total, message))
@@ -531,6 +582,14 @@ class Probe:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _memory_requests(self) -> int:
+        """How often PyTorch was asked for GPU memory so far: steps alike ask equally often."""
+        if self._device.type != "cuda":
+            return 0
+        # PyTorch's own count: the public form builds names for some hundred figures first.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return int(stats["allocation"]["all"]["allocated"]) if stats else 0
 
     def _note_overhead(self, part: str, started: float, steps: int) -> None:
         """The price of some steps over plain ones, where these were timed."""
@@ -542,6 +601,14 @@ class Probe:
         self._overhead[part] = self._overhead.get(part, 0.0) + duration
 
     # -- Ending ---------------------------------------------------------------------------
+
+    def _note_fork(self) -> None:
+        why = (
+            "a process was forked while counters were attached, and may hang: start the loader's "
+            "workers before, or with multiprocessing_context='spawn'"
+        )
+        if self._attached and why not in self._warnings:
+            self._warnings.append(why)
 
     def _let_go(self) -> None:
         self.done = self._forked = True
@@ -563,7 +630,8 @@ class Probe:
         self._abandon()
         try:
             plan = self._plan()
-            missing = 0 if self._complete else self.steps_needed - self._steps_run
+            finished = self._complete or self.refusal is not None
+            missing = 0 if finished else self.steps_needed - self._steps_run
         finally:
             self._preparer.shutdown()
         self._result = self._build(plan, missing)
@@ -607,7 +675,12 @@ class Probe:
             )
         if not whole:
             why = "the run ended before all passes of a round were done"
-            unavailable |= dict.fromkeys(plan.metrics, why)
+            unavailable |= dict.fromkeys(plan.metrics, str(self.refusal or why))
+        if len(set(self._requests)) > 1:
+            self._warnings.append(
+                f"counted steps asked for GPU memory {min(self._requests)} to "
+                f"{max(self._requests)} times, so they did not do the same work: {_UNLIKE}"
+            )
         machine = environment.collect(self._device)
         record = Measurement(
             name=self.name,
@@ -889,6 +962,12 @@ def _withheld(record: Measurement) -> Measurement:
     return replace(record, regions=replace(record.regions, segments=segments))
 
 
+def _flop(counted: Round) -> float:
+    """All operations of a round, as far as they were counted."""
+    known = ((metrics.TABLE.get(name), value) for name, value in counted.counters.items())
+    return sum(row.weight * (value or 0.0) for row, value in known if row and row.kind == "flop")
+
+
 def _noteworthy(record: Measurement) -> list[str]:
     """Warnings about what was measured, for a person to judge."""
     found = []
@@ -901,6 +980,12 @@ def _noteworthy(record: Measurement) -> list[str]:
         )
     if "shared" in record.notes:
         found.append(record.notes["shared"])
+    flop = [_flop(counted) for counted in record.rounds]
+    if len(flop) > 1 and max(flop) - min(flop) > _SAME_FLOP * max(flop):
+        found.append(
+            f"FLOP differ by {100 * (max(flop) - min(flop)) / max(flop):.1f}% between rounds, and "
+            f"their mean is of no step: {_UNLIKE}"
+        )
     dropped = sum(counted.ranges_dropped for counted in record.rounds)
     if dropped:
         found.append(f"CUPTI dropped {dropped} ranges: their counters are not used")

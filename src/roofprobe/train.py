@@ -319,12 +319,9 @@ def _train_epoch(
     total = limit or len(batches)
     printed, since = -1, time.perf_counter()
     for index, (images, targets) in enumerate(source):
-        try:
-            with region.step():
-                output = trainer.step(images, targets)
-            region.loss = output.loss
-        except CountersBusyError as error:
-            region.give_up(error)
+        with region.step():
+            output = trainer.step(images, targets)
+        region.loss = output.loss
         # Scores are computed and read here, outside the step: computing them is no part of
         # training and would be counted, and reading them makes the CPU wait for the GPU, which
         # would leave a gap in the step that no step without a line has.
@@ -438,7 +435,10 @@ class _Region:
         with self._probe.step():
             yield
         if self._probe.done:
+            bracketed = self._bracketed
             self._close()
+            if self._probe.refusal is not None:
+                self._go_on(self._probe.refusal, bracketed)
 
     @property
     def saved(self) -> Path | None:
@@ -449,14 +449,12 @@ class _Region:
     def over(self) -> bool:
         return self.closed and not self._left_to_others
 
-    def give_up(self, error: CountersBusyError) -> None:
-        """Goes on without counters: under ncu or nsys they are not ours, and that is intended.
+    def _go_on(self, refusal: CountersBusyError, bracketed: bool) -> None:
+        """Without counters: under ncu or nsys they are not ours, and that is intended.
 
         The region that those look at is then a plain step, or as many as --steps asks for.
         """
-        bracketed = self._bracketed
-        self._close(type(error), error, error.__traceback__)
-        print(f"{PROG}: training goes on without counters: {error}", file=sys.stderr)
+        print(f"{PROG}: training goes on without counters: {refusal}", file=sys.stderr)
         if self._cuda and not bracketed:
             self._bracket()
             self._left_to_others = self._steps or 1
@@ -519,7 +517,7 @@ class _Region:
             try:
                 self._measure.__exit__(kind, error, trace)
             finally:
-                self._save(interrupted=error is not None)
+                self._save(interrupted=error is not None or self._probe.refusal is not None)
 
     def _bracket(self) -> None:
         # Where verify counts from outside, the measured step alone is marked, by its backend.

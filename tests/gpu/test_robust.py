@@ -212,3 +212,20 @@ def test_a_process_that_prepared_ahead_counts_alike():
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert ended.stdout.split() == [str(float(2 * 1024**3))], ended.stderr
+
+
+def test_trials_in_a_counted_step_are_warned_of():
+    """As autotuning makes them: one of the steps does more, in memory of its own."""
+    product = gemm(1024, torch.bfloat16)
+    for at, words in ((4 + 3, "asked for GPU memory"), (4 + 7, "did not run the same kernels")):
+        steps = iter(range(100))
+
+        def uneven(steps=steps, at=at):
+            product()
+            if next(steps) == at:
+                torch.empty(1024, device="cuda").exp_()
+
+        record = roofprobe.measure_step(uneven, **QUICK)
+        assert any(words in text for text in record.warnings), record.warnings
+    alike = roofprobe.measure_step(product, **QUICK)
+    assert not [text for text in alike.warnings if "same" in text]

@@ -3,7 +3,15 @@ from types import SimpleNamespace
 import pytest
 from cupti import cupti
 
-from roofprobe.activity import KernelTracer, Span, in_seconds, seconds_per_tick, summarize
+from roofprobe.activity import (
+    KernelTracer,
+    Span,
+    Trace,
+    different_kernels,
+    in_seconds,
+    seconds_per_tick,
+    summarize,
+)
 
 
 def test_sum_union_and_span_are_means_over_steps():
@@ -86,11 +94,21 @@ def test_what_is_kept_of_cuptis_records(detailed):
             record(kinds.MEMCPY, 50, bytes=16, copy_kind=1),  # from the host
         ]
     )
-    names = ("_Z3addv", "_Z3mulv") if detailed else ("", "")
     expected = [
-        Span("kernel", 20, 25, name=names[0], issued=10 if detailed else None),
-        Span("kernel", 25, 30, name=names[1], from_graph=True),
+        Span("kernel", 20, 25, name="_Z3addv", issued=10 if detailed else None),
+        Span("kernel", 25, 30, name="_Z3mulv", from_graph=True),
         Span("fill", 30, 35, 64),
         Span("copy", 40, 45, 32, from_graph=True),
     ]
     assert tracer._records == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])
+
+
+def test_steps_that_run_other_kernels_are_told_apart():
+    def step(*names):
+        return Trace(tuple(Span("kernel", 0, 1, name=name) for name in names))
+
+    assert different_kernels([step("a", "b", "a"), step("a", "a", "b")]) is None
+    assert different_kernels([step("a", "b"), step("a", "b", "b")]) == "b"
+    assert different_kernels([step("a"), step("a", "trial")]) == "trial"
+    # copies are not compared: loading data may overlap with a step or not
+    assert different_kernels([Trace((Span("copy", 0, 1),)), Trace(())]) is None

@@ -309,6 +309,24 @@ def test_a_measurement_on_another_thread_than_the_main_one_works():
     assert roofprobe.figures(record).flop_total.value == 48
 
 
+# -- Steps that are not alike -----------------------------------------------------------------
+
+
+def test_rounds_of_different_work_are_warned_of():
+    steps = iter(range(100))
+
+    def uneven():
+        for _ in range(6 if next(steps) == 3 else 1):  # trials, in the first counted step
+            work()
+
+    record = roofprobe.measure_step(uneven, rounds=2, **QUICK)
+    (said,) = [text for text in record.warnings if "between rounds" in text]
+    # 6 * 48 and 48 FLOP: 5/6 of the larger
+    assert said.startswith("FLOP differ by 83.3% between rounds, and their mean is of no step")
+    alike = roofprobe.measure_step(work, rounds=2, **QUICK)
+    assert not [text for text in alike.warnings if "between rounds" in text]
+
+
 # -- The device -----------------------------------------------------------------------------
 
 

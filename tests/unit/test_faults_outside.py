@@ -139,6 +139,27 @@ def test_forked_loader_processes_are_not_counted(inside):
     assert roofprobe.figures(probe.result).flop_total.value == 48
 
 
+def test_a_fork_beside_an_open_session_is_warned_of():
+    """Before counting there is nothing that a child could hang on."""
+
+    def record(at):
+        with roofprobe.measure(**QUICK) as probe:
+            for index in probe.steps(range(STEPS)):
+                if index == at:
+                    child = os.fork()
+                    if child == 0:
+                        os._exit(0)
+                    os.waitpid(child, 0)
+                work()
+        return probe.result
+
+    warned = [
+        any("forked while counters were attached" in text for text in record(at).warnings)
+        for at in range(STEPS)
+    ]
+    assert warned == [False, False, False, True]
+
+
 # -- SIGTERM --------------------------------------------------------------------------------
 
 

@@ -390,6 +390,16 @@ class Refused:
     def open(self):
         self._at("open")
 
+    def begin_pass(self):
+        self._at("begin_pass")
+
+    def end_pass(self):
+        self._at("end_pass")
+        return True
+
+    def collect(self):
+        self._at("collect")
+
     def close(self):
         self.closed += 1
 
@@ -448,10 +458,27 @@ class TestFallBack:
         with pytest.raises(CounterPermissionError, match="said no"):
             measure(monkeypatch, Refused("open", CounterPermissionError("CUPTI said no")))
 
-    def test_beside_nsys_and_ncu_nothing_takes_over(self, monkeypatch):
-        first = Refused("prepare", OtherSubscriberError("nsys is here"))
-        with pytest.raises(OtherSubscriberError):
-            measure(monkeypatch, first, AnalyticBackend())
+    @pytest.mark.parametrize("where", ["prepare", "open", "begin_pass", "end_pass", "collect"])
+    def test_beside_nsys_and_ncu_the_steps_go_on_and_nothing_takes_over(self, monkeypatch, where):
+        first = Refused(where, OtherSubscriberError("nsys is here"))
+        record, _ = measure(monkeypatch, first, AnalyticBackend())
+        assert not record.complete
+        assert (record.source, record.rounds, record.steps_missing) == ("cupti", (), 0)
+        assert "no counters, and the steps went on without: nsys is here" in record.warnings
+        assert (record.timing is None) == (where == "prepare")
+        assert set(record.unavailable.values()) <= {"nsys is here"}
+
+    def test_a_loop_beside_nsys_runs_to_its_end(self, monkeypatch):
+        monkeypatch.setattr(
+            probe, "_backends", lambda *_: [Refused("prepare", OtherSubscriberError("nsys"))]
+        )
+        done = []
+        with roofprobe.measure(device="cpu", warmup=1, timed=2) as measured:
+            assert measured.steps_needed > 0
+            for step in measured.steps(range(20)):
+                done.append(step)
+        assert done == list(range(20))
+        assert isinstance(measured.refusal, OtherSubscriberError)
 
     def test_a_window_ends_when_the_backend_says_so(self, monkeypatch):
         record, events = measure(monkeypatch, Windowed())
