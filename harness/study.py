@@ -350,6 +350,8 @@ def read(out: Path) -> Found:
         if other:
             notes.append(f"not in the table: {name}: not the study's setting ({', '.join(other)})")
             continue
+        if record.regions is not None:
+            continue  # the same step once more, by its parts
         found.append((record, _read(record, path.parent)))
     order = list(MODELS)
     found.sort(
