@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from roofprobe import _native, metrics
+from roofprobe.cli import main
 from roofprobe.counters import cupti
 from roofprobe.errors import CuptiLibraryError, UnsupportedDeviceError
 
@@ -143,3 +144,14 @@ def test_loading_needs_a_libcupti(monkeypatch):
     monkeypatch.setattr(cupti, "find_libcupti", lambda: "/nowhere/libcupti.so.13")
     with pytest.raises(CuptiLibraryError, match=r"loading CUPTI: .*/nowhere/libcupti\.so\.13"):
         cupti.load()
+
+
+@pytest.mark.parametrize("chip", ["GV100", "GA100", "GH100", "GB202"])
+def test_every_metric_of_a_chip_can_be_listed(chip, capsys):
+    """Also those of CUPTI's own groups, whose roll-ups it refuses to tell."""
+    assert main(["metrics", "--chip", chip, "tensor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all("tensor" in line for line in lines)
+    assert main(["metrics", "--chip", chip, "no such name"]) == 2
+    assert f"no metric of {chip} has 'no such name' in its name" in capsys.readouterr().err

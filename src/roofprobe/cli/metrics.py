@@ -32,10 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     host = cupti.evaluator(arguments.chip)
     if arguments.name is not None:
         found = [name for name in host.metrics() if arguments.name in name]
+        if not found:
+            raise UsageError(
+                f"no metric of {arguments.chip} has {arguments.name!r} in its name: try a shorter "
+                "part of it"
+            )
         for name in found:
-            about = host.describe(f"{name}.sum") if _has_sum(host, name) else None
+            about = cupti.described(host, name)
             print(f"{name}  {about.description} [{about.unit}]" if about else name)
-        return 0 if found else 1
+        return 0
     for set_name in metrics.SET_NAMES:
         names = metrics.with_coverage(metrics.metric_set(set_name, arguments.chip))
         plan, kept, unavailable = cupti.schedule(host, names)
@@ -45,7 +50,3 @@ def run(arguments: argparse.Namespace) -> int:
         for name, reason in unavailable.items():
             print(f"  {name}: {reason}")
     return 0
-
-
-def _has_sum(host: Any, name: str) -> bool:
-    return ".sum" in host.submetrics(name)
