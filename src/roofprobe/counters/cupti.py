@@ -54,10 +54,12 @@ def _refused(what: str, code: int | None) -> CuptiError:
 
 
 def _versions() -> str:
+    version = refusals.driver_version()
+    driver = f"driver {version}" if version is not None else "driver"
     try:
-        driver = f"driver for CUDA {cuda_driver_version()}"
+        driver += f" for CUDA {cuda_driver_version()}"
     except CuptiError:
-        driver = "no driver"
+        driver = f"{driver} that does not answer" if version is not None else "no driver"
     found = [f"CUPTI {version_text(_native.cupti_version())}", driver]
     # The driver's own list: asking CUDA could fail as well.
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -174,6 +176,23 @@ def _availability(device: int) -> _native.AvailabilityImage:
     # asked once, also where two threads want it; a failure is not cached.
     with _availability_lock:
         return _asked_availability(device)
+
+
+def described(host: _native.HostEvaluator, metric: str) -> _native.MetricDescription | None:
+    """What CUPTI says of a metric that can be summed.
+
+    Args:
+        host: Evaluator of the chip.
+        metric: Name without roll-up.
+
+    Returns:
+        None for one without a sum, and for one whose roll-ups CUPTI refuses to tell, as it does
+        for those of its own groups (``TPC.TriageCompute...``).
+    """
+    try:
+        return host.describe(f"{metric}.sum") if ".sum" in host.submetrics(metric) else None
+    except _native.CuptiError:
+        return None
 
 
 def schedule(
