@@ -29,16 +29,21 @@ def find_libcupti() -> Path:
     Raises:
         CuptiLibraryError: there is none, or the process already holds two.
     """
-    mapped = mapped_libcupti()
-    if len(mapped) > 1:
+    loaded = mapped_libcupti()
+    if len(loaded) > 1:
         raise CuptiLibraryError(
             "this process has loaded more than one libcupti ("
-            + ", ".join(map(str, mapped))
+            + ", ".join(map(str, loaded))
             + "), which break each other: uninstall the nvidia-cuda-cupti package that PyTorch was "
             "not built for, and take CUDA toolkits off LD_LIBRARY_PATH"
         )
-    if mapped:
-        return mapped[0]
+    if loaded and not loaded[0].exists():
+        raise CuptiLibraryError(
+            f"this process has loaded {loaded[0]}, which is no longer there, so that PyTorch was "
+            "updated or moved meanwhile: start the program anew"
+        )
+    if loaded:
+        return loaded[0]
     for candidate in _candidates():
         if candidate.is_file():
             return candidate.resolve()
@@ -53,14 +58,23 @@ def mapped_libcupti(maps: str | None = None) -> list[Path]:
 
     Args:
         maps: Text of a maps file, to read that instead.
+
+    Returns:
+        Their paths, links followed; that of a file which is gone ends in `` (deleted)``.
     """
     if maps is None:
         try:
             maps = Path("/proc/self/maps").read_text()
         except OSError:
             return []
-    found = re.findall(r"(/\S*/libcupti\.so[.\d]*)$", maps, re.MULTILINE)
-    return sorted({Path(path).resolve() for path in found})
+    return sorted({Path(path).resolve() for path in mapped(maps, "libcupti")})
+
+
+def mapped(maps: str, stem: str) -> tuple[str, ...]:
+    """Distinct files of a library in the text of a maps file: ``mapped(text, "libcuda")``."""
+    # Five columns stand before the path, which may hold blanks.
+    row = rf"^(?:\S+ +){{5}}(/.*/{stem}\.so[.\d]*(?: \(deleted\))?)$"
+    return tuple(sorted(set(re.findall(row, maps, re.MULTILINE))))
 
 
 def _candidates() -> Iterator[Path]:

@@ -26,6 +26,7 @@ from typing import Final, Literal, NamedTuple
 from roofprobe import device, metrics
 from roofprobe.ceilings.roofs import dram_roof
 from roofprobe.derive import Figure, Figures, figures
+from roofprobe.device import DeviceSpec
 from roofprobe.record import Environment, MeasuredRoof, Measurement
 from roofprobe.roofline import (
     ABOVE_ROOF,
@@ -35,6 +36,7 @@ from roofprobe.roofline import (
     measured_ceiling,
     mixed_peak,
     path_name,
+    suspects,
 )
 from roofprobe.units import number, percent, seconds, si
 
@@ -199,7 +201,12 @@ def ceilings_for(
         record: What was measured.
         roofs: As in ``verdict``.
     """
+    spec = _spec(record.environment)
+    accumulate = _fp16_accumulate(record)
     measured = tuple(record.roofs if roofs is None else roofs)
+    if accumulate >= _SMALL and spec is not None and spec.accumulators_differ:
+        # Roofs are measured as PyTorch multiplies: with fp32 accumulate.
+        measured = tuple(roof for roof in measured if roof.path != "tensor_fp16")
     dram = dram_roof(measured)
     best: dict[tuple[str | None, str | None], MeasuredRoof] = {}
     for roof in measured:
@@ -208,19 +215,26 @@ def ceilings_for(
             continue
         if key not in best or roof.value > best[key].value:
             best[key] = roof
-    return (*(measured_ceiling(r) for r in best.values()), *_datasheet(record.environment))
+    sheet = ceilings_of(spec, spec.peaks, fp16_accumulate=accumulate) if spec is not None else ()
+    return (*(measured_ceiling(r) for r in best.values()), *sheet)
 
 
-def _datasheet(environment: Environment) -> tuple[Ceiling, ...]:
+def _spec(environment: Environment) -> DeviceSpec | None:
     if environment.device_kind != "cuda":
-        return ()
-    spec = device.find(
+        return None
+    return device.find(
         device_name=environment.device_name,
         chip=environment.chip,
         sm_count=environment.sm_count,
         memory_byte=environment.memory_byte,
     )
-    return ceilings_of(spec, spec.peaks) if spec is not None else ()
+
+
+def _fp16_accumulate(record: Measurement) -> float:
+    """Share of the fp16 FLOP on tensor cores that accumulates in fp16."""
+    rows = [row for row in metrics.rows(record.metrics) if row.path == "tensor_fp16"]
+    counted = {row.name: record.value(row.name) for row in rows}
+    return device.fp16_accumulate(counted, sum(value or 0.0 for value in counted.values()))
 
 
 def judge(
@@ -272,7 +286,7 @@ def _set_aside(broken: Use, instead: Verdict) -> Verdict:
     """A verdict by the datasheet, with the reason why measured roofs were not believed."""
     why = (
         f"Judged by the datasheet's dense peaks: the measured {_roof(broken)}, is exceeded "
-        f"{number(broken.fraction, 3)} times, so that roof, the count or the time is wrong."
+        f"{number(broken.fraction, 3)} times: {_suspects(broken)}."
     )
     return replace(instead, sentences=(*instead.sentences[:-1], why))
 
@@ -435,7 +449,7 @@ def _decided(v: Verdict, binding: Use | None) -> Verdict:
             return replace(
                 v,
                 reason=f"{binding.name} is used to {number(binding.fraction, 3)} times its "
-                "ceiling: the roof, the count or the time is wrong",
+                f"ceiling: {_suspects(binding)}",
             )
         level = binding.ceiling.level
         return replace(v, bound="compute" if level is None else "memory", level=level)
@@ -527,7 +541,8 @@ def _sentences(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -> Ite
             yield f"Not judged: {named}."
     for use in v.uses[1:]:
         if use.fraction > ABOVE_ROOF:
-            yield f"{use.name} exceeds its ceiling, so that roof or the count is wrong."
+            said = "" if closest.fraction > ABOVE_ROOF else f": {_suspects(use)}"
+            yield f"{use.name} exceeds its ceiling {number(use.fraction, 3)} times{said}."
     yield _basis_sentence(v, derived, ceilings)
 
 
@@ -562,6 +577,10 @@ def _basis_sentence(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -
     return (
         f"Judged by the datasheet's dense peaks, as no roof was measured of {', '.join(lacking)}."
     )
+
+
+def _suspects(use: Use) -> str:
+    return suspects(mix=use.ceiling.kind == "flop" and use.ceiling.path is None)
 
 
 def _roof(use: Use) -> str:

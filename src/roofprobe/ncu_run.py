@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from roofprobe import refusals
 from roofprobe.counters import external
 from roofprobe.errors import RoofprobeError, UsageError
-from roofprobe.ncu_import.messages import PERMISSION, refused
+from roofprobe.ncu_import.messages import PERMISSION
 
 # Without a word from ncu or the program for this long, s, a run hangs. The slowest single launch
 # seen under kernel replay took seconds.
@@ -31,7 +32,7 @@ FLUSHED: Final = f"{KERNEL}, caches flushed"  # ncu's default, before every pass
 
 # Communication kernels wait for each other across processes; replayed one at a time they never
 # end. Spelled without lookahead, which not every regular-expression engine has.
-NOT_NCCL: Final = "regex:^([^n]|n[^c]|nc[^c]|ncc[^l]).*"
+NOT_NCCL: Final = "regex:^(n|nc|ncc|[^n].*|n[^c].*|nc[^c].*|ncc[^l].*)$"
 NCCL_REASON: Final = "they wait for other processes and cannot be replayed one at a time"
 
 _HALF_A_SECOND: Final = 0.5
@@ -213,7 +214,9 @@ def _failure(status: int, log: Path, output: Path) -> str:
     """Why ncu ended with an error, in a sentence."""
     text = _text(log) + "\n" + _text(output)
     if PERMISSION in text:
-        return refused()
+        refusal = refusals.of_status(refusals.INSUFFICIENT_PRIVILEGES, wsl=refusals.under_wsl())
+        assert refusal is not None
+        return f"counter access was refused ({PERMISSION}): {refusal.cause}: {refusal.fix}"
     number = -status if status < 0 else status - 128
     if status < 0 or 128 < status <= 128 + signal.NSIG:
         called = signal.Signals(number).name if number in set(signal.Signals) else str(number)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from roofprobe.errors import UsageError
 from roofprobe.record import write_whole
-from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, ridge
+from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, ridge, suspects
 from roofprobe.units import number, percent, si
 
 FORMATS: Final = ("png", "svg", "pdf")
@@ -223,8 +223,8 @@ def _decorate(ax: Axes, roofline: Roofline) -> None:
     width = ax.bbox.width * 72 / ax.figure.dpi
     title = "\n".join(_wrap(roofline.title, _TITLE, width))
     ax.set_title(title, loc="left", size=_TITLE, linespacing=_SPACING, parse_math=False)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "")))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, 1e5, number(value))))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, 1e21, si(value, ""))))
     for axis in (ax.xaxis, ax.yaxis):
         low, high = axis.get_view_interval()
         few = high / low < 300  # powers of ten alone would leave an axis with one number
@@ -235,6 +235,14 @@ def _decorate(ax: Axes, roofline: Roofline) -> None:
     ax.grid(color="#e6e6e6", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(value: float, large: float, text: str) -> str:
+    """A tick's label: a power of ten where the text would have too many digits for its room."""
+    if 0.99e-3 < value < 0.99 * large:
+        return text
+    digit, exponent = f"{value:.0e}".split("e")  # ticks are 1, 2 or 5 times a power of ten
+    return f"{digit}e{int(exponent)}"
 
 
 def _roofs(
@@ -594,14 +602,13 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         key = (f"{index}\N{NO-BREAK SPACE}{name}" for index, name in enumerate(_names(named), 1))
         paragraphs.append(f"Points: {', '.join(key)}.")
     paragraphs += _of_parts(points)
-    ratios = [above_roof(point, roofline) for point in points]
+    flags = [above_roof(point, roofline) for point in points]
     above = [
-        f"{name}, {number(ratio, 3)} times"
-        for name, ratio in zip(names, ratios, strict=True)
-        if ratio is not None
+        f"{name}, {flag.words}" for name, flag in zip(names, flags, strict=True) if flag is not None
     ]
     if above:
-        paragraphs.append(f"Hollow, above the highest roof: {'; '.join(above)}.")
+        why = suspects(mix=any(flag.mix for flag in flags if flag is not None))
+        paragraphs.append(f"Hollow, above the roof: {'; '.join(above)}: {why}.")
     if roofline.left_out:
         paragraphs.append(f"Not drawn: {_by_last(roofline.left_out)}.")
     notes = [(name, point.note) for name, point in zip(names, points, strict=True) if point.note]

@@ -34,6 +34,8 @@ _APART: Final = 0.03
 
 _ALL_FLOP: Final = "all FLOP"
 
+_WRITE_BACK: Final = "writes stay in L2 until it writes them back, which was later"
+
 # Parts of a step whose names stand in its picture.
 NAMED_PARTS: Final = 10
 
@@ -187,6 +189,7 @@ def layered_roofline(
             part.figures.byte["dram"].value if "dram" in part.figures.byte else None,
             part.time,
             source=record.source,
+            work=_work(part.figures),
         )
         if isinstance(found, Point):
             bound = part.verdict.bound
@@ -286,6 +289,7 @@ def path_points(
                 source=record.source,
                 level=level,
                 note="bytes and time are those of the whole step",
+                work={path: flop.value or 0.0},
                 spread=(_added(flop, byte), _added(flop, step)),
             )
             if isinstance(point, Point):
@@ -334,6 +338,8 @@ def _points(
             notes.append(f"no roof of {BYTES[level]} is known")
         if level == "l2" and record.environment.chip in TWO_PARTITIONS:
             notes.append("counts traffic between L2's two partitions, too")
+        if level == "dram" and _unwritten(derived):
+            notes.append(f"0 bytes written: {_WRITE_BACK}")
         placed.append(
             place(
                 name,
@@ -343,11 +349,27 @@ def _points(
                 source=record.source,
                 level=level,
                 note=", ".join(notes),
+                work=_work(derived),
                 spread=(intensity.spread, derived.flop_per_s.spread),
             )
         )
     # Three times the same reason is one reason too many.
     return list(dict.fromkeys(placed))
+
+
+def _work(derived: Figures) -> dict[str, float]:
+    """FLOP by path, as far as they are known exactly."""
+    return {
+        path: figure.value
+        for path, figure in derived.flop.items()
+        if figure.value and not figure.upper_bound
+    }
+
+
+def _unwritten(derived: Figures) -> bool:
+    """Whether a counter saw no byte written to DRAM."""
+    written = derived.byte.get("dram_write")
+    return written is not None and written.value == 0
 
 
 def _study_point(record: Measurement, derived: Figures) -> Point | LeftOut:
@@ -361,6 +383,7 @@ def _study_point(record: Measurement, derived: Figures) -> Point | LeftOut:
         derived.kernel_time.value,
         source=record.source,
         note="fp32 instructions over kernel time",
+        work={"sass_fp32": study.flop.value or 0.0},
         spread=(study.intensity.spread, study.flop_per_s.spread),
     )
 
@@ -493,6 +516,8 @@ def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable
     if clocks is not None:
         low, middle, high = (si(clock, "Hz") for clock in clocks.sm)
         yield f"SM clock while timing: {middle} ({low} to {high}, {clocks.samples} readings, nvml)"
+    if _unwritten(derived):
+        yield f"0 bytes written to DRAM is a count and no gap: {_WRITE_BACK}."
     if record.coverage is not None and record.coverage.fraction is not None:
         yield (
             f"SASS coverage: {percent(record.coverage.fraction, 4)} of the stores that the "

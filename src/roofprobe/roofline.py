@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 from roofprobe.device import DeviceSpec
 from roofprobe.errors import UsageError
 from roofprobe.record import MeasuredRoof
+from roofprobe.units import number, percent, si
 
 Source = Literal["datasheet", "measured", "given"]
 
@@ -19,6 +20,8 @@ Source = Literal["datasheet", "measured", "given"]
 # and the time from another; the usual mistakes (sparse peak, wrong product, MAC for FLOP, a
 # launch counted twice) are factors of 1.1 to 2.
 ABOVE_ROOF: Final = 1.06
+# With this share of the least time a path is alone, for people.
+_ALONE: Final = 0.995
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class Point:
         share: Of a part of a step: its share of the step's time, a fraction; None for a whole one.
         bound: Of a part of a step: what binds it, as in a verdict; None where that is not told.
         quiet: True for one of many, whose name does not stand in the picture.
+        mix: FLOP paths and the share of the FLOP that ran on each, as far as they are known
+            exactly; empty where that is not told.
     """
 
     name: str
@@ -81,9 +86,29 @@ class Point:
     share: float | None = None
     bound: str | None = None
     quiet: bool = False
+    mix: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         _require_positive(f"point {self.name!r}", self.intensity, self.flop_per_s)
+
+
+class Above(NamedTuple):
+    """How far work lies above a roof that it cannot pass.
+
+    Attributes:
+        roof: Which, with its value.
+        times: The attained rate over it, above ``ABOVE_ROOF``.
+        mix: Whether that roof is one of a mix of FLOP paths.
+    """
+
+    roof: str
+    times: float
+    mix: bool = False
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{number(self.times, 3)} times {self.roof}"
 
 
 class LeftOut(NamedTuple):
@@ -174,6 +199,7 @@ def place(
     note: str = "",
     spread: tuple[float | None, float | None] = (None, None),
     device: str = "",
+    work: Mapping[str, float] | None = None,
 ) -> Point | LeftOut:
     """Puts a piece of work on the plane, or says why it has no place there.
 
@@ -187,6 +213,7 @@ def place(
         note: What limits the figure.
         spread: Of intensity and of rate, fractions.
         device: Whose roofs apply, where several devices are in one picture.
+        work: FLOP path -> those FLOP of it that are known exactly; None where that is not told.
     """
     counts = {"FLOP": flop, "bytes": byte, "s": time}
     known = {unit: n for unit, n in counts.items() if n is not None and 0 <= n < math.inf}
@@ -198,43 +225,110 @@ def place(
         unbounded = ": intensity unbounded" if zeros == ["0 bytes"] else ""
         return LeftOut(name, " and ".join(zeros) + unbounded)
     rate = known["FLOP"] / known["s"]
-    return Point(name, known["FLOP"] / known["bytes"], rate, level, source, note, spread, device)
+    mix = tuple((path, each / known["FLOP"]) for path, each in (work or {}).items())
+    return Point(
+        *(name, known["FLOP"] / known["bytes"], rate, level, source, note, spread, device),
+        mix=mix,
+    )
 
 
-def above_roof(point: Point, roofline: Roofline) -> float | None:
-    """How far a point lies above every roof that applies to it, or None where it does not.
+def suspects(*, mix: bool = False) -> str:
+    """What may be wrong where work lies above a roof, the likeliest first: the end of a sentence.
+
+    Args:
+        mix: The roof is one of a mix of FLOP paths.
+    """
+    overlap = "paths that ran at the same time, which a mix does not allow for; " if mix else ""
+    return (
+        f"suspect, likeliest first: {overlap}a roof of another product, or a clock above the one "
+        "that it assumes; a count with a wrong weight; a time that misses a part of the work"
+    )
+
+
+def exceeded(
+    work: Mapping[str, float | None],
+    byte: Mapping[str, float | None],
+    time: float | None,
+    ceilings: Iterable[Ceiling],
+) -> Above | None:
+    """The roof that work lies farthest above, or None where it lies above none.
+
+    Of several roofs of one path or level the highest counts. Work on several paths is held against
+    their mixed peak. What was not counted or has no roof is taken to cost no time.
+
+    Args:
+        work: FLOP path -> FLOP.
+        byte: Memory level -> bytes.
+        time: Seconds.
+        ceilings: Of the device; one of a mix is passed over.
+    """
+    if not time:
+        return None
+    best: dict[str, Ceiling] = {}
+    for ceiling in sorted(ceilings, key=lambda ceiling: ceiling.value):
+        best[ceiling.path or ceiling.level or ""] = ceiling
+    least = {path: flop / best[path].value for path, flop in work.items() if flop and path in best}
+    found = [
+        Above(_roof_words(best[level]), moved / best[level].value / time)
+        for level, moved in byte.items()
+        if moved and level in best
+    ]
+    if least:
+        total, largest = sum(least.values()), max(least, key=lambda path: least[path])
+        mix = least[largest] < _ALONE * total
+        roof = _roof_words(best[largest])
+        if mix:
+            peak = sum(work[path] or 0.0 for path in least) / total
+            roof = f"the {si(peak, 'FLOP/s')} of its mix of paths, mostly {path_name(largest)}"
+        found.append(Above(roof, total / time, mix))
+    above = [each for each in found if each.times > ABOVE_ROOF]
+    return max(above, key=lambda each: each.times, default=None)
+
+
+def above_roof(point: Point, roofline: Roofline) -> Above | None:
+    """The roof that a point lies farthest above, or None where it does not.
 
     A point above the roof is kept as it is: the roof, the count or the time is wrong, and which
-    one cannot be told here.
-
-    Returns:
-        Attained over attainable under the highest peak and the highest bandwidth of the point's
-        level, where that ratio is above ``ABOVE_ROOF``.
+    one cannot be told here (see ``suspects``). A point whose mix of paths is not told is held
+    against the highest peak.
     """
-    own = [c for c in roofline.ceilings if c.device == point.device]
-    peaks = [c.value for c in own if c.kind == "flop"]
-    bandwidths = [c.value for c in own if c.kind == "byte" and c.level == point.level]
-    roof = attainable(
-        point.intensity, max(peaks, default=math.inf), max(bandwidths, default=math.inf)
-    )
-    ratio = point.flop_per_s / roof
-    return ratio if ratio > ABOVE_ROOF else None
+    own = [ceiling for ceiling in roofline.ceilings if ceiling.device == point.device]
+    work: dict[str, float | None] = {path: share * point.flop_per_s for path, share in point.mix}
+    if not point.mix:
+        highest = max((c for c in own if c.kind == "flop"), key=lambda c: c.value, default=None)
+        own = [c for c in own if c.kind == "byte" or c is highest]
+        work = {(highest.path or "") if highest else "": point.flop_per_s}
+    byte = {point.level: point.flop_per_s / point.intensity}
+    return exceeded(work, byte, 1.0, own)
 
 
-def ceilings_of(spec: DeviceSpec, paths: Iterable[str]) -> tuple[Ceiling, ...]:
+def _roof_words(ceiling: Ceiling) -> str:
+    unit = "FLOP/s" if ceiling.kind == "flop" else "B/s"
+    return f"the {ceiling.name} roof of {si(ceiling.value, unit)}"
+
+
+def ceilings_of(
+    spec: DeviceSpec, paths: Iterable[str], *, fp16_accumulate: float = 0.0
+) -> tuple[Ceiling, ...]:
     """A datasheet's roofs: dense peaks of the given paths, then DRAM bandwidth.
 
     Args:
         spec: The product.
         paths: FLOP paths. One without a published peak gets no roof, and neither does an integer
             path: its op/s have no place on a FLOP/s axis.
+        fp16_accumulate: Share of the fp16 FLOP on tensor cores that accumulates in fp16.
     """
     detail = f"{spec.name}, dense, seen {spec.seen}: {', '.join(spec.source)}"
-    flop = tuple(
-        Ceiling(path_name(path), "flop", spec.peaks[path], path, None, "datasheet", detail)
-        for path in dict.fromkeys(paths)
-        if path in spec.peaks and not path.startswith("tensor_int")
-    )
+    flop = []
+    for path in dict.fromkeys(paths):
+        peak = spec.peak(path, fp16_accumulate)
+        if peak is None or path.startswith("tensor_int"):
+            continue
+        name = path_name(path)
+        if path == "tensor_fp16" and spec.accumulators_differ and fp16_accumulate > 0:
+            share = "" if fp16_accumulate == 1 else f"{percent(fp16_accumulate, 2)} "
+            name = f"{name}, {share}fp16 accumulate"
+        flop.append(Ceiling(name, "flop", peak, path, None, "datasheet", detail))
     dram = Ceiling("DRAM", "byte", spec.memory_byte_per_s, None, "dram", "datasheet", detail)
     return (*flop, dram)
 

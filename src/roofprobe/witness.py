@@ -34,6 +34,8 @@ from roofprobe.units import number, si
 _AGREES: Final = 0.05
 # How near a ratio must be to one that a cause predicts.
 _NEAR: Final = 0.05
+# 2.1 is within 5% of 2, which 2.1 / 2 - 1 in binary is not.
+_ROUNDING: Final = 1e-9
 # Largest ratio that whole tiles explain, with a first layer's padding and the like on top.
 _TILES: Final = 64 * 1.05
 # Least ratio that Winograd explains: F(4x4, 3x3) before its transforms.
@@ -271,11 +273,11 @@ def _ratio(hardware: float | None, model: float | None) -> float | None:
 
 
 def _agrees(ratio: float, counted: Figure) -> bool:
-    return abs(ratio - 1) <= _AGREES + (counted.error or 0.0)
+    return abs(ratio - 1) <= _AGREES + (counted.error or 0.0) + _ROUNDING
 
 
 def _near(ratio: float, target: float) -> bool:
-    return abs(ratio / target - 1) <= _NEAR
+    return abs(ratio / target - 1) <= _NEAR + _ROUNDING
 
 
 def _plural(quantity: str) -> str:

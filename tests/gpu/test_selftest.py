@@ -63,5 +63,5 @@ def test_cupti_says_that_the_device_is_supported():
 def test_injection_is_named_before_it_is_felt(capsys, monkeypatch, variable):
     monkeypatch.setenv(variable, "/no/such/tool")
     status, _, findings = diagnosed(capsys, "--no-self-test")
-    assert (status, findings["injected tools"]["status"]) == (1, "fail")
+    assert (status, findings["injected tools"]["status"]) == (0, "warn")
     assert variable in findings["injected tools"]["text"]

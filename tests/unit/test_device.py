@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from roofprobe.device import TENSOR_FP16_ACC16, DeviceSpec, catalogue, find
+from roofprobe.device import (
+    TENSOR_FP16_ACC16,
+    DeviceSpec,
+    called,
+    catalogue,
+    find,
+    fp16_accumulate,
+)
 from roofprobe.metrics import FAMILIES, SASS
 from roofprobe.roofline import ridge
 
@@ -238,3 +245,99 @@ def test_cuda_core_peaks_follow_from_sms_and_clock():
 
 def test_the_catalogue_is_read_once():
     assert catalogue() is catalogue()
+
+
+H100_80 = {"H100 PCIe", "H100 SXM5"}
+A100_SXM = {"A100 SXM4 40GB", "A100 SXM4 80GB"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("H100 SXM5", {"H100 SXM5"}),
+        ("H100 SXM", {"H100 SXM5"}),
+        ("H100 80GB", H100_80),  # both have 80 GB
+        ("H100-80GB", H100_80),
+        ("h100 80 GiB", H100_80),
+        ("H100 80GB HBM3", {"H100 SXM5"}),
+        ("H100", {*H100_80, "H100 NVL"}),
+        ("A100 SXM", A100_SXM),
+        ("A100 SXM 80GB", {"A100 SXM4 80GB"}),
+        ("A100 80G", {"A100 SXM4 80GB", "A100 PCIe 80GB"}),
+        ("V100-SXM2-16GB", {"V100 SXM2 16GB"}),
+        ("V100 SXM3 32GB", set()),  # it exists, at other clocks
+        ("GH200 480GB", {"GH200 96GB"}),
+        ("GH200 144G", {"GH200 144GB"}),
+        ("H200", {"H200 SXM", "H200 NVL"}),
+        ("NVIDIA H200", {"H200 SXM"}),  # as its driver says, and the NVL's says NVL
+        ("GeForce RTX 4090", {"RTX 4090"}),
+        ("4090", {"RTX 4090"}),
+        ("RTX 4090 D", set()),
+        ("RTX 2080", set()),  # no 2080 Ti
+        ("RTX 2080 Ti", {"RTX 2080 Ti"}),
+        ("RTX 6000", set()),  # of Turing or Ada, and no RTX PRO 6000
+        ("RTX PRO 6000 Blackwell Server", {"RTX PRO 6000 Blackwell Server"}),
+        ("A6000", {"RTX A6000"}),
+        ("SXM", set()),
+        ("80GB", set()),
+        ("AD104", {"L4"}),
+        ("", set()),
+        ("8.0", set()),
+    ],
+)
+def test_what_a_user_calls_a_product(name, expected):
+    assert {spec.name for spec in called(name)} == expected
+
+
+def test_every_product_is_found_by_each_of_its_own_names():
+    for spec in catalogue():
+        for name in (spec.name, *spec.device_names):
+            assert called(name) == (spec,)
+            assert spec in called(name.removeprefix("NVIDIA ").removeprefix("Tesla "))
+
+
+FP16 = "sm__ops_path_tensor_src_fp16_dst_{}.sum"
+
+
+@pytest.mark.parametrize(
+    ("counters", "flop", "share"),
+    [
+        ({FP16.format("fp16"): 30.0, FP16.format("fp32"): 90.0}, 120.0, 0.25),
+        ({FP16.format("fp16"): 30.0, FP16.format("fp32"): 0.0}, 30.0, 1.0),
+        ({FP16.format("fp16"): 0.0, FP16.format("fp32"): 90.0}, 90.0, 0.0),
+        ({"sm__ops_path_tensor_src_fp16.sum": 90.0}, 90.0, 0.0),  # Hopper does not tell
+        ({FP16.format("fp16"): None}, None, 0.0),
+        ({FP16.format("fp16"): 0.0}, 0.0, 0.0),
+        # By sparsity: two parts of one count, beside it or in its place.
+        (
+            {
+                "sm__ops_path_tensor_src_fp16_dst_fp16_sparsity_off.sum": 10.0,
+                "sm__ops_path_tensor_src_fp16_dst_fp16_sparsity_on.sum": 20.0,
+            },
+            60.0,
+            0.5,
+        ),
+        (
+            {
+                FP16.format("fp16"): 30.0,
+                "sm__ops_path_tensor_src_fp16_dst_fp16_sparsity_off.sum": 30.0,
+            },
+            60.0,
+            0.5,
+        ),
+    ],
+)
+def test_share_of_fp16_accumulate(counters, flop, share):
+    assert fp16_accumulate(counters, flop) == share
+
+
+def test_the_peak_of_fp16_follows_the_accumulator():
+    card, a100 = named("RTX 4090"), named("A100 SXM4 80GB")
+    assert card.peak("tensor_fp16") == 165.2e12
+    assert card.peak("tensor_fp16", 1.0) == pytest.approx(330.3e12)
+    # Half of 2 FLOP at 165.2 and half at 330.3 TFLOP/s: 2 / (1/165.2 + 1/330.3) = 220.24.
+    assert card.peak("tensor_fp16", 0.5) == pytest.approx(220.24e12, rel=1e-4)
+    assert card.peak("tensor_bf16", 1.0) == 165.2e12
+    assert a100.peak("tensor_fp16", 1.0) == 312e12
+    assert named("H100 SXM5").peak("tensor_fp16", 1.0) == 989.4e12
+    assert named("P100 PCIe 16GB").peak("tensor_fp16", 1.0) is None

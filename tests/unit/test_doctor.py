@@ -2,7 +2,9 @@
 
 import ctypes.util
 import json
+import os
 import re
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from roofprobe import errors, refusals
+from roofprobe import _location, errors, refusals
 from roofprobe.cli import main
+from roofprobe.counters import cupti
 from roofprobe.doctor import child, facts, gather, report, selftest
 from roofprobe.doctor.facts import (
     Counted,
@@ -205,6 +208,48 @@ def test_02_wsl_is_a_limit_of_the_platform(case):
         assert not re.search(r"NVreg|sudo|root|CAP_SYS", text_of(judged))
 
 
+WSL = {"kernel": "Linux version 6.6.87.2-microsoft-standard-WSL2", "dxg": True, "driver": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"gpu": refused(27)}, {"platform"}),
+        ({"gpu": refused(26)}, {"other profilers"}),
+        ({"gpu": refused(39)}, {"injected tools"}),
+        ({"gpu": refused(14)}, {"GPU 0"}),
+        ({"gpu": refused(999)}, {"GPU 0"}),
+        ({"cupti_failure": Failure("none found"), "gpu": {"granted": None}}, {"CUPTI"}),
+        ({"torch_cuda": None, "devices": 0, "gpu": {"index": None, "granted": None}}, {"PyTorch"}),
+    ],
+)
+def test_under_wsl_a_cause_of_another_kind_is_not_the_platforms(changes, failed):
+    judged = machine(**WSL, **changes)
+    assert set(found(judged, "fail")) == failed
+    assert ("platform" in found(judged, "warn")) == (failed != {"platform"})
+
+
+def test_a_refusal_of_wsl_in_the_self_test_fails_once():
+    for code in (27, 35, 45):
+        failure = Failure("refused", code)
+        counted = tuple(replace(c, failure=failure) for c in recorded_self_test().counted)
+        assert set(found(machine(**WSL, self_test=SelfTest(counted)), "fail")) == {"platform"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wsl"),
+    [
+        ("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@1) (gcc (GCC) 11.2.0)", True),
+        ("Linux version 4.4.0-19041-Microsoft (Microsoft@Microsoft.com) (gcc)", True),
+        ("Linux version 6.6.51.1-5.azl3 (builder@azurelinux.microsoft.com) (gcc 13.2.0)", False),
+        (None, False),
+    ],
+)
+def test_wsl_is_told_by_the_kernels_release(kernel, wsl):
+    assert refusals.is_wsl(kernel, dxg=False) is wsl
+    assert refusals.is_wsl(kernel, dxg=True)
+
+
 def test_03_shared_mig_instance(case):
     _, expected = case("03")
     assert (expected["dram_bytes"], expected["flops"]) == (None, 2000000)
@@ -254,6 +299,28 @@ def test_dcgm_is_no_obstacle_from_hopper_on():
     assert "from Hopper on" in found(judged, "ok")["other profilers"]
 
 
+def test_dcgm_is_blamed_for_busy_counters_only_where_it_may_hold_them():
+    on_hopper = found(machine(processes=("nv-hostengine",), gpu=refused(26)), "fail")
+    assert "from Hopper on it need not hold the counters" in on_hopper["other profilers"]
+    assert "most likely" not in on_hopper["other profilers"]
+    assert "dcgmi profile --resume" in on_hopper["other profilers"]
+    ampere = {"compute_capability": "8.0", "chip": "GA100"}
+    both = machine(processes=("nv-hostengine", "ncu"), gpu=refused(26) | ampere)
+    assert "by ncu or by DCGM's profiling fields" in found(both, "fail")["other profilers"]
+    # What is not known to be Hopper or newer may be older.
+    unknown = machine(processes=("nv-hostengine",), gpu={"compute_capability": None})
+    assert "DCGM runs" in found(unknown, "warn")["other profilers"]
+    # A monitor that is no obstacle hides no profiler that is one.
+    beside = machine(processes=("nv-hostengine", "ncu"))
+    assert "ncu runs" in found(beside, "warn")["other profilers"]
+
+
+def test_names_of_processes_are_as_the_kernel_cuts_them():
+    assert all(len(name) <= 15 for name in gather._PROCESSES)
+    judged = machine(processes=("nv-nsight-cu-cl",), gpu=refused(26))
+    assert "most likely by nv-nsight-cu-cl" in found(judged, "fail")["other profilers"]
+
+
 def test_counters_taken_by_somebody_unseen():
     judged = machine(gpu=refused(26), container="kubepods in /proc/self/cgroup")
     text = found(judged, "fail")["other profilers"]
@@ -263,14 +330,14 @@ def test_counters_taken_by_somebody_unseen():
 def test_07_two_libcuptis_and_a_stub(case):
     folder, expected = case("07")
     maps = (folder / "maps.txt").read_text()
-    cupti, cuda = facts.mapped(maps, "libcupti"), facts.mapped(maps, "libcuda")
-    assert len(cupti) == expected["libcupti_distinct"]
+    two, cuda = _location.mapped(maps, "libcupti"), _location.mapped(maps, "libcuda")
+    assert len(two) == expected["libcupti_distinct"]
     judged = machine(
-        loaded_cupti=cupti, loaded_cuda=cuda, cupti=None, cupti_version=None, gpu=refused(15)
+        loaded_cupti=two, loaded_cuda=cuda, cupti=None, cupti_version=None, gpu=refused(15)
     )
     failed = found(judged, "fail")
     assert {"CUPTI", "libcuda"} <= set(failed)
-    assert failed["CUPTI"].startswith("2 copies") and all(path in failed["CUPTI"] for path in cupti)
+    assert failed["CUPTI"].startswith("2 copies") and all(path in failed["CUPTI"] for path in two)
     assert "/usr/local/cuda/lib64/stubs/libcuda.so" in failed["libcuda"]
     assert "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06" in failed["libcuda"]
 
@@ -346,7 +413,9 @@ def test_statuses_have_classes_of_their_own():
         ("confidential_compute", "unsupported", 41),
         ("cmp", "unsupported", 42),
         ("sli", "unsupported", 44),
+        ("sli", "disabled", 44),
         ("wsl", "unsupported", 45),
+        ("overall", "unsupported", 27),  # no feature is named
     ],
 )
 def test_what_cupti_does_not_support_fails_by_name(feature, level, code):
@@ -358,10 +427,33 @@ def test_what_cupti_does_not_support_fails_by_name(feature, level, code):
     assert refusals.of_status(code, wsl=False).cause in failed[check]
 
 
+@pytest.mark.parametrize(
+    ("module", "answers", "said"),
+    [
+        ("580.65.06", True, "driver 580.65.06 for CUDA 13.0"),
+        (None, True, "driver for CUDA 13.0"),
+        ("580.65.06", False, "driver 580.65.06 that does not answer"),
+        (None, False, "no driver"),
+    ],
+)
+def test_errors_name_cupti_and_driver(monkeypatch, module, answers, said):
+    def cuda() -> str:
+        if not answers:
+            raise errors.CuptiLibraryError("cuInit failed")
+        return "13.0"
+
+    monkeypatch.setattr(refusals, "driver_version", lambda: module)
+    monkeypatch.setattr(cupti, "cuda_driver_version", cuda)
+    monkeypatch.setattr(cupti._native, "cupti_version", lambda: 130001)
+    assert f"(CUPTI 13.0.1, {said}" in str(cupti._refused("asked", 35))
+    assert f"(CUPTI 13.0.1, {said}" in str(cupti._refused("asked", 999))
+
+
 def test_a_supported_device_has_no_status():
     assert refusals.status_of_support(SUPPORTED) is None
     assert refusals.status_of_support({}) is None
     assert refusals.status_of_support(SUPPORTED | {"vgpu": "unknown"}) is None
+    assert refusals.status_of_support({"overall": "unknown"}) is None
 
 
 # -- Permission ----------------------------------------------------------------------------
@@ -394,8 +486,14 @@ def test_cupti_has_the_last_word_on_permission():
     assert "permission" in found(machine(admin_only=True, capabilities=()), "ok")
     judged = machine(admin_only=False, gpu=refused(35))
     assert set(found(judged, "fail")) == {"permission"}
+    # What is done already is not advised.
+    assert "NVreg" not in found(judged, "fail")["permission"]
+    assert "sandbox" in found(judged, "fail")["permission"]
     judged = machine(own_user_namespace=True, gpu=refused(35))
     assert "in its own user namespace only" in found(judged, "fail")["permission"]
+    for able in (judged, machine(admin_only=None, driver=None, gpu=refused(35))):
+        assert "--cap-add" not in found(able, "fail")["permission"]
+        assert "NVreg_RestrictProfilingToAdminUsers=0" in found(able, "fail")["permission"]
     denied = SelfTest((Counted("copy", 2**31, failure=Failure("refused", 35)),))
     assert set(found(machine(self_test=denied), "fail")) == {"permission"}
 
@@ -434,7 +532,7 @@ def test_proc_files_are_read():
     ],
 )
 def test_driver_version_is_read(text, version):
-    assert facts.driver_version(text) == version
+    assert refusals.driver_version(text) == version
 
 
 @pytest.mark.parametrize(
@@ -457,19 +555,34 @@ def test_containers_are_recognised(files, cgroup, mounts, environment, said):
 
 
 @pytest.mark.parametrize(
-    ("environment", "status", "named"),
+    ("environment", "named"),
     [
-        ({"NSYS_PROFILING_SESSION_ID": "7"}, "fail", "nsys"),
-        ({"NV_NSIGHT_INJECTION_PORT_BASE": "49152"}, "fail", "ncu"),
-        ({"NV_SANITIZER_INJECTION_PORT_BASE": "49152"}, "fail", "compute-sanitizer"),
-        ({"CUDA_INJECTION64_PATH": "/opt/x/libToolsInjection64.so"}, "fail", "libToolsInjection"),
-        ({"LD_PRELOAD": "/a/libc.so:/b/libInterceptorInjectionTarget64.so"}, "fail", "Interceptor"),
-        ({"NVTX_INJECTION64_PATH": "/opt/x/libnvtx.so"}, "warn", "NVTX_INJECTION64_PATH"),
-        ({"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"}, "ok", "none"),
+        ({"NSYS_PROFILING_SESSION_ID": "7"}, "nsys (NSYS_PROFILING_SESSION_ID)"),
+        ({"NV_NSIGHT_INJECTION_PORT_BASE": "49152"}, "ncu (NV_NSIGHT"),
+        ({"NV_SANITIZER_INJECTION_PORT_BASE": "49152"}, "compute-sanitizer"),
+        ({"CUDA_INJECTION64_PATH": "/opt/x/libToolsInjection64.so"}, "libToolsInjection"),
+        ({"LD_PRELOAD": "/a/libc.so:/b/libInterceptorInjectionTarget64.so"}, "Interceptor"),
+        ({"LD_PRELOAD": "/opt/cs/libsanitizer-collection.so"}, "libsanitizer-collection"),
+        ({"NVTX_INJECTION64_PATH": "/opt/x/libnvtx.so"}, "NVTX_INJECTION64_PATH"),
+        ({"KINETO_USE_DAEMON": "1"}, "KINETO_USE_DAEMON"),
     ],
 )
-def test_injected_tools_are_named(environment, status, named):
-    assert named in found(machine(environment=environment), status)["injected tools"]
+def test_injected_tools_are_named(environment, named):
+    """A tool in the process is a fault once CUPTI says so; where known work counts, it is none."""
+    for test in (None, recorded_self_test()):
+        judged = machine(environment=environment, self_test=test)
+        assert found(judged, "fail") == {}
+        assert named in found(judged, "warn")["injected tools"]
+    refusing = found(machine(environment=environment, gpu=refused(39)), "fail")
+    assert set(refusing) == {"injected tools"}
+    assert named in refusing["injected tools"] and "run without it" in refusing["injected tools"]
+
+
+@pytest.mark.parametrize(
+    "library", ["/usr/lib/libtcmalloc.so.4", LIBCUPTI, "/opt/llvm/libsanitizer_common.so"]
+)
+def test_what_is_no_tool_is_not_named(library):
+    assert "none" in found(machine(environment={"LD_PRELOAD": library}), "ok")["injected tools"]
 
 
 def test_another_subscriber_without_a_trace_in_the_environment():
@@ -478,8 +591,36 @@ def test_another_subscriber_without_a_trace_in_the_environment():
 
 
 def test_mps_counts_everybody():
-    assert "all its clients" in found(machine(processes=("nvidia-cuda-mps",)), "fail")["MPS"]
-    assert "MPS" in found(machine(mps_pipe="/tmp/nvidia-mps/control"), "warn")
+    for shared in ({"processes": ("nvidia-cuda-mps",)}, {"mps_pipe": "/mps/pipe/control"}):
+        judged = machine(**shared)
+        assert set(found(judged, "fail")) == {"MPS"}
+        assert "all its clients" in found(judged, "fail")["MPS"]
+        assert "ROOFPROBE_ALLOW_MPS=1" in found(judged, "fail")["MPS"]
+        # Measuring would be refused, and not one by one for each piece of known work.
+        assert not may_measure(judged)
+        allowed = machine(**shared, environment={"ROOFPROBE_ALLOW_MPS": "1"})
+        assert found(allowed, "fail") == {} and may_measure(allowed)
+        assert "marked as shared" in found(allowed, "warn")["MPS"]
+
+
+def test_mps_of_another_container_is_seen_by_its_socket(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    control, processes = tmp_path / "control", tmp_path / "proc"
+    processes.mkdir()
+    assert not refusals.under_mps(processes)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(control))
+        daemon.listen()
+        assert refusals.mps_control() == control
+        assert refusals.under_mps(processes)
+        assert gather._host().mps_pipe == str(control)
+    # Its daemon was killed, so that nobody listens.
+    assert control.exists() and refusals.mps_control() is None
+    assert not refusals.under_mps(processes)
+    # Of another kind of file nothing can be told.
+    control.unlink()
+    os.mkfifo(control)
+    assert refusals.under_mps(processes)
 
 
 # -- Software ------------------------------------------------------------------------------
@@ -489,7 +630,10 @@ def test_mps_counts_everybody():
     ("software", "status", "check", "part"),
     [
         ({"cuda_driver": "12.8"}, "fail", "CUPTI", "newer than the driver"),
-        ({"cuda_driver": "12.8", "cupti_version": "API 26"}, "ok", "CUPTI", "API 26"),
+        ({"cuda_driver": "12.8", "cupti_version": "API 26"}, "ok", "CUPTI", "12.8 (API 26)"),
+        ({"cuda_driver": "12.4", "cupti_version": "API 26"}, "warn", "CUPTI", "newer"),
+        ({"cuda_driver": "12.8", "cupti_version": "API 27"}, "warn", "CUPTI", "12.9 (API 27)"),
+        ({"loaded_cuda": (LIBCUDA, "/a/compat/libcuda.so.1")}, "warn", "libcuda", "/a/compat"),
         ({"cuda_driver": "11.8", "cupti_version": "API 26"}, "fail", "CUPTI", "newer"),
         ({"cupti_version": "13.4.0"}, "warn", "CUPTI", "newer than the driver"),
         ({"cuda_driver": "13.2"}, "ok", "CUPTI", "13.0.1"),
@@ -502,11 +646,64 @@ def test_mps_counts_everybody():
         ({"ncu": None}, "n/a", "ncu", "not installed"),
         ({"ncu": Ncu("/usr/bin/ncu", "2021.1", ("GA100",))}, "warn", "ncu", "does not know"),
         ({"chips": ("GA100",)}, "fail", "GPU 0", "does not know the chip"),
-        ({"cuda_driver": None, "driver_failure": Failure("no device")}, "fail", "driver", "--gpus"),
     ],
 )
 def test_software(software, status, check, part):
     assert part in found(machine(**software), status)[check]
+
+
+def test_wsls_libcuda_is_made_of_two():
+    two = ("/usr/lib/wsl/lib/libcuda.so.1", "/usr/lib/wsl/drivers/nv/libcuda.so.1.1")
+    assert "libcuda" not in found(machine(**WSL, loaded_cuda=two), "warn")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        ("CUDA_ERROR_UNKNOWN", "--gpus all"),
+        ("CUDA_ERROR_NO_DEVICE", "--gpus all"),
+        ("CUDA_ERROR_SYSTEM_NOT_READY", "nvidia-fabricmanager"),
+        ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot after a driver update"),
+        ("CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "compat folder"),
+    ],
+)
+def test_a_driver_that_does_not_start_fails_once_and_with_its_remedy(error, fix):
+    for version in ("580.159.03", None):
+        failed = found(without_a_device(error, driver=version), "fail")
+        assert set(failed) == {"driver"}
+        assert error in failed["driver"] and fix in failed["driver"]
+
+
+def without_a_device(error: str, *, mig: bool = False, **changes) -> Facts:
+    return machine(
+        **{"cuda_driver": None, "devices": 0, **changes},
+        driver_failure=Failure(f"cuInit failed with {error}"),
+        gpu={"index": None, "mig": mig, "granted": None},
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "mig", "fix"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, False, "CUDA_VISIBLE_DEVICES is ''"),
+        ({}, True, "MIG is on for NVIDIA H200"),
+    ],
+)
+def test_hidden_gpus_are_no_fault_of_the_driver(environment, mig, fix):
+    judged = without_a_device("CUDA_ERROR_NO_DEVICE", mig=mig, environment=environment)
+    assert set(found(judged, "fail")) == {"PyTorch"}
+    assert fix in found(judged, "fail")["PyTorch"]
+    assert "see PyTorch" in found(judged, "n/a")["driver"]
+    # Where PyTorch cannot say it and nothing lists a GPU, the driver's line does.
+    judged = replace(judged, gpus=())
+    if environment:
+        assert fix in found(judged, "fail")["driver"]
+
+
+def test_mig_without_an_instance_is_named():
+    judged = machine(devices=0, gpu={"index": None, "mig": True, "granted": None})
+    assert "MIG is on for NVIDIA H200" in found(judged, "fail")["PyTorch"]
+    assert "MIG is on" in found(judged, "n/a")["GPU"]
 
 
 def test_volta_needs_a_pytorch_for_cuda_12():
@@ -538,7 +735,61 @@ def test_nvidia_smi_and_cuda_are_merged_by_uuid():
         700.0,
     )
     assert (second.name, second.index, second.memory_byte) == ("Tesla P4", None, 7680 * 2**20)
-    assert third == Gpu("Old")
+    assert third == Gpu("Old", integrated=True)  # [Not Supported], as integrated GPUs answer
+
+
+HEADER = "index, name, uuid, compute_cap, memory.total [MiB], mig.mode.current\n"
+FIRST = "0, NVIDIA A100-SXM4-40GB, GPU-aaaa, 8.0, 40960 MiB, Enabled\n"
+SECOND = "1, NVIDIA A100-SXM4-40GB, GPU-bbbb, 8.0, 40960 MiB, Disabled\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER + FIRST + SECOND + "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n",
+        HEADER + FIRST + "\n" + SECOND,
+        "Unable to determine the device handle for GPU0000:0B:00.0: Unknown Error\n"
+        + HEADER
+        + FIRST
+        + SECOND,
+        (HEADER + FIRST + SECOND).replace("\n", "\r\n"),
+    ],
+)
+def test_what_nvidia_smi_says_beside_its_table_is_passed_over(text):
+    first, second = facts.listed_gpus(text)
+    assert (first.index, first.memory_byte, first.mig) == (0, 40960 * 2**20, True)
+    assert (second.index, second.uuid, second.mig) == (1, "GPU-bbbb", False)
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "Failed to initialize NVML\n"])
+def test_nvidia_smi_without_a_table_lists_nothing(text):
+    assert facts.listed_gpus(text) == ()
+
+
+@pytest.mark.parametrize(
+    ("memory", "integrated"),
+    [
+        ("[N/A]", True),
+        ("Not Supported", True),
+        ("[Insufficient Permissions]", None),
+        ("[Unknown Error]", None),
+        ("40960 MiB", None),
+    ],
+)
+def test_a_gpu_is_not_integrated_because_its_memory_is_unknown(memory, integrated):
+    text = f"index, name, memory.total [MiB]\n0, NVIDIA A100, {memory}\n"
+    (gpu,) = facts.listed_gpus(text)
+    assert gpu.integrated is integrated
+    judged = replace(machine(), gpus=(gpu,))
+    assert ("DRAM counters" in found(judged, "warn")) is (integrated is True)
+    assert ("integrated" in found(judged, "ok")["GPU 0"]) is (integrated is True)
+
+
+def test_a_gpu_of_which_no_memory_was_asked_is_not_integrated():
+    gpus = facts.listed_gpus("index, name, compute_cap\n0, NVIDIA A100, 8.0\n")
+    judged = replace(machine(), gpus=gpus)
+    assert "integrated" not in found(judged, "ok")["GPU 0"]
+    assert "DRAM counters" not in found(judged, "warn")
 
 
 def test_mig_instances_are_read():
@@ -549,6 +800,8 @@ def test_mig_instances_are_read():
     )
     instances = facts.mig_instances(text)
     assert list(instances.values()) == ["3g.20gb", "1c.3g.20gb"]
+    old = "  MIG 1g.5gb  Device  0: (UUID: MIG-GPU-5d5ba0d6-33ce-6d2b-8ba7-1a3dbe5f0001/7/0)\n"
+    assert facts.mig_instances(old) == {"5d5ba0d6-33ce-6d2b-8ba7-1a3dbe5f0001/7/0": "1g.5gb"}
     seen = replace(H200, uuid="GPU-a28ad590-3fda-56dd-84fc-0a0b96edc58d")
     (gpu,) = facts.merged([], [seen], instances)
     assert gpu.instance == "1c.3g.20gb"

@@ -8,10 +8,11 @@ import pytest
 from test_derive import COUNTERS, INT8, READ, SASS, TF32, WRITE, record
 
 import roofprobe
+from roofprobe import metrics
 from roofprobe.derive import figures
 from roofprobe.judge import NEAR, ceilings_for, judge, verdict
 from roofprobe.record import Environment, KernelTimes, MeasuredRoof, Measurement
-from roofprobe.roofline import Ceiling
+from roofprobe.roofline import Ceiling, suspects
 
 ROOT = Path(__file__).parents[2]
 L2, L1 = "lts__t_bytes.sum", "l1tex__t_bytes.sum"
@@ -327,3 +328,34 @@ def test_hidden_fp16_can_keep_a_verdict_back():
     found = judge(busy(counters), roofs, levels=("dram",))
     assert found.bound is None
     assert "upper bound" in found.reason
+
+
+def test_fp16_accumulate_has_a_roof_of_its_own():
+    # On a 4090: 400 TFLOP in 2 s, at 165.2 TFLOP/s with fp32 accumulate and 330.3 with fp16.
+    environment = Environment(
+        "NVIDIA GeForce RTX 4090", "cuda", "AD102", sm_count=128, memory_byte=int(23.6 * 2**30)
+    )
+    measured = (roof("FP16 GEMM", 160e12, path="tensor_fp16"), roof("copy", 9e11, level="dram"))
+    counters = dict.fromkeys(metrics.metric_set("full", "AD102"), 0.0)
+    found = []
+    for accumulate in ("fp32", "fp16"):
+        work = {f"sm__ops_path_tensor_src_fp16_dst_{accumulate}.sum": 400e12}
+        step = dataclasses.replace(record(counters | work), environment=environment)
+        found.append(verdict(step, roofs=measured))
+    slow, fast = found
+    assert slow.bound is None  # 200 TFLOP/s are above what either roof allows
+    assert slow.reason == f"compute is used to 1.21 times its ceiling: {suspects()}"
+    assert (fast.bound, fast.basis) == ("compute", "datasheet")  # roofs are measured in fp32
+    assert fast.fraction == pytest.approx(200 / 330.3)
+    assert fast.ceiling.name == "FP16 tensor, fp16 accumulate"
+
+
+def test_what_is_above_a_mix_may_have_overlapped():
+    # 2000 FLOP at 1000/s and 200 at 100/s take 4 s one after the other, and the step took 2.
+    sheet = (
+        ceiling("flop", 1000.0, path="tensor_tf32", source="datasheet"),
+        ceiling("flop", 100.0, path="sass_fp32", source="datasheet"),
+    )
+    reason = by_hand(flop=2000, fp32=200, own=sheet).reason
+    assert reason.startswith("compute is used to 2 times its ceiling: ")
+    assert reason.endswith(suspects(mix=True))

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from roofprobe import _location
@@ -24,6 +26,30 @@ def test_a_link_and_its_target_are_one_library(tmp_path):
     link.symlink_to(target)
     text = MAPS.format(first=target) + f"7f04-7f05 r-xp 00000000 fe:00 2 {link}\n"
     assert _location.mapped_libcupti(text) == [target]
+
+
+def test_paths_with_blanks_and_files_that_are_gone_are_read():
+    rows = (
+        "7f01-7f02 r-xp 00000000 08:01 11                         /home/me/my env/libcupti.so.12\n"
+        "7f02-7f03 r--p 00001000 08:01 11                         /home/me/my env/libcupti.so.12\n"
+        "7f03-7f04 r-xp 00000000 08:01 12                         /opt/an env/libcupti.so.12\n"
+        "7f04-7f05 r-xp 00000000 08:01 13                         /b/libcupti.so.12 (deleted)\n"
+        "7f05-7f06 r-xp 00000000 08:01 14                         /b/libcuptiother.so.12\n"
+    )
+    found = (
+        "/b/libcupti.so.12 (deleted)",
+        "/home/me/my env/libcupti.so.12",
+        "/opt/an env/libcupti.so.12",
+    )
+    assert _location.mapped(rows, "libcupti") == found
+    assert tuple(map(str, _location.mapped_libcupti(rows))) == found
+
+
+def test_a_library_that_was_replaced_is_refused(monkeypatch):
+    gone = Path("/venv/lib/libcupti.so.13 (deleted)")
+    monkeypatch.setattr(_location, "mapped_libcupti", lambda: [gone])
+    with pytest.raises(CuptiLibraryError, match=r"so\.13 \(deleted\).*start the program anew"):
+        _location.find_libcupti()
 
 
 def test_two_libraries_are_refused(tmp_path, monkeypatch):

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from roofprobe.cli import main
+from roofprobe.cli.import_ncu import roofline_of
+from roofprobe.ncu_import import import_files
+from roofprobe.roofline import suspects
 
 SHARED = Path(__file__).parents[3] / "shared"
 CASES = SHARED / "cases"
@@ -217,7 +220,7 @@ def test_v100_logs_give_the_published_totals(imported, name):
     if not REAL.is_dir():
         pytest.skip("needs the shared V100 logs beside the checkout")
     launches, sass, tensor, dram, l2, l1, time, tera, intensities = PUBLISHED[name]
-    record = imported(*sorted((REAL / name).iterdir()))
+    record = imported("--gpu", "V100-SXM2-16GB", *sorted((REAL / name).iterdir()))
     flop = record["flop"]
 
     def digits(value: float) -> float:
@@ -233,5 +236,111 @@ def test_v100_logs_give_the_published_totals(imported, name):
     for level, shown in zip(("dram", "l2", "l1"), intensities, strict=True):
         places = len(shown.partition(".")[2])
         assert f"{record['intensity_by_level'][level]:.{places}f}" == shown
+    assert not any("above the roof" in text for text in record["warnings"])
     reordered = any("different orders" in text for text in record["warnings"])
     assert reordered == name.startswith("TF")
+
+
+BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
+FP16 = "sm__ops_path_tensor_src_fp16_dst_fp{}.sum"
+FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A log of kernels, each with its time in ms, 0.6 GB of DRAM and what else it counted."""
+
+    def write(*kernels: tuple[str, float, dict[str, float]]) -> Path:
+        lines = ["ID,Kernel Name,Metric Name,Metric Unit,Metric Value"]
+        for index, (name, time, counts) in enumerate(kernels):
+            lines.append(f"{index},{name},gpu__time_duration.sum,msecond,{time}")
+            lines.append(f"{index},{name},dram__bytes.sum,byte,{counts.get('byte', 6e8):.0f}")
+            for metric, value in counts.items():
+                if metric != "byte":
+                    lines.append(f"{index},{name},{metric},,{value:.0f}")
+        path = tmp_path / "log.csv"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+def above(record: dict) -> list[str]:
+    return [text for text in record["warnings"] if text.startswith("above the roof of")]
+
+
+def test_work_above_a_roof_of_the_named_gpu_is_flagged_and_kept(log, imported, capsys):
+    path = log(("gemm", 1, {BF16: 1.5e12}))  # 1.5 PFLOP/s, and 989.4 TFLOP/s is the peak
+    record = imported(path, "--gpu", "H100 SXM5")
+    roof = "the BF16 tensor roof of 989.4 TFLOP/s"
+    (text,) = above(record)
+    assert text == f"above the roof of H100 SXM5: all launches, 1.52 times {roof}: {suspects()}"
+    assert record["flop_per_s"] == pytest.approx(1.5e15)
+    assert main(["import-ncu", str(path), "--gpu", "H100 SXM5"]) == 0
+    assert f"warning: {text}" in capsys.readouterr().out
+    assert not above(imported(path))
+    assert not above(imported(log(("gemm", 1, {BF16: 1.03e12})), "--gpu", "H100 SXM5"))
+
+
+def test_a_kernel_above_the_roof_does_not_hide_behind_others(log, imported):
+    slow = {BF16: 0.0}
+    record = imported(log(("gemm", 1, {BF16: 1.5e12}), ("slow", 9, slow)), "--gpu", "H100 SXM")
+    (text,) = above(record)
+    assert text.startswith("above the roof of H100 SXM5: gemm, 1.52 times the BF16 tensor roof")
+    many = [(f"k{index}", 1, {BF16: (1.1 + index / 10) * 1e12}) for index in range(8)]
+    (text,) = above(imported(log(*many, ("slow", 99, slow)), "--gpu", "H100 SXM"))
+    assert "H100 SXM5: k7, 1.82 times" in text
+    assert "; 3 more kernels: suspect" in text
+
+
+def test_paths_and_bandwidth_have_roofs_of_their_own(log, imported):
+    # 150 TFLOP/s of fp32, 66.9 at most, beside a little bf16.
+    (text,) = above(imported(log(("mix", 1, {BF16: 3e9, FFMA: 75e9})), "--gpu", "H100 SXM5"))
+    assert "2.25 times the FP32 CUDA cores roof of 66.9 TFLOP/s" in text
+    (text,) = above(imported(log(("copy", 1, {"byte": 4e9, FFMA: 0})), "--gpu", "H100 SXM5"))
+    assert "1.19 times the DRAM roof of 3.35 TB/s" in text
+    # Of all that are called so, the NVL has 3.938 TB/s: 1.02 times.
+    assert not above(imported(log(("copy", 1, {"byte": 4e9, FFMA: 0})), "--gpu", "H100"))
+
+
+def test_fp16_accumulate_has_its_own_roof(log, imported):
+    half, single = FP16.format(16), FP16.format(32)
+    assert not above(imported(log(("a", 1, {half: 3e11, single: 0})), "--gpu", "RTX 4090"))
+    (text,) = above(imported(log(("a", 1, {half: 0, single: 3e11})), "--gpu", "RTX 4090"))
+    assert "1.82 times the FP16 tensor roof of 165.2 TFLOP/s" in text
+    path = log(("a", 1, {half: 3e11, single: 0}))
+    (roof, _) = roofline_of(import_files([path], gpu="RTX 4090"), "x").ceilings
+    assert (roof.name, roof.value) == ("FP16 tensor, fp16 accumulate", pytest.approx(330.3e12))
+
+
+def test_a_name_of_other_products_is_no_name_of_a_known_one(log, imported, capsys):
+    path = log(("a", 1, {BF16: 1e9}))
+    assert main(["import-ncu", str(path), "--gpu", "RTX 6000"]) == 2
+    assert "no GPU known here is called that" in capsys.readouterr().err
+    assert imported(path, "--gpu", "H100 80GB")["compute_capability"] == ["9.0"]
+    roofline = roofline_of(import_files([path], gpu="H100 80GB"), "x")
+    assert not roofline.ceilings
+    assert all("H100 PCIe, H100 SXM5, and they differ" in why for _, why in roofline.left_out[2:])
+
+
+class TestWhatBelongsTogether:
+    def test_20_runs_of_other_kernels(self, case, refused, tmp_path):
+        folder, expect = case("20")
+        header = "ID,Process ID,Kernel Name,Metric Name,Metric Unit,Metric Value\n"
+        logs = []
+        for name, metric in (("pass_a", "dram__bytes.sum"), ("pass_b", "lts__t_bytes.sum")):
+            kernels = json.loads((folder / f"{name}.json").read_text())
+            rows = [f"{i},1,{kernel},{metric},byte,100\n" for i, kernel in enumerate(kernels)]
+            logs.append(tmp_path / f"{name}.csv")
+            logs[-1].write_text(header + "".join(rows))
+        text = refused(*logs)
+        assert f"{expect['len_a']} and {expect['len_b']} launches" in text
+        assert f"first difference at launch {expect['first_difference_index']}: " in text
+
+    def test_21_runs_with_other_cache_control(self, case, refused, imported):
+        folder, _ = case("21")
+        text = refused(folder / "flush_all.csv", folder / "flush_none.csv")
+        assert "--cache-control, --replay-mode" in text
+        record = imported(folder / "flush_all.csv")
+        assert record["cache_control"] is None
+        assert "--cache-control all" in record["reasons"]["cache_control"]

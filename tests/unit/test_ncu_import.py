@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 import random
@@ -412,6 +413,194 @@ def test_some_kernels_failed(load):
     assert "gemv" in record["warnings"][0]
 
 
+CONNECTED = "==PROF== Connected to process 7 (/usr/bin/python3)\n"
+DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters.\n"
+BUSY = "==ERROR== Profiling failed because a driver resource was unavailable. Ensure that.\n"
+GAVE_UP = (
+    '==ERROR== Failed to profile "gemm" in process 7\n'
+    "==PROF== Trying to shutdown target application\n"
+    "==ERROR== The application returned an error code (9).\n"
+    "==ERROR== An error occurred while trying to profile.\n"
+)
+NOTHING = (
+    "==WARNING== No kernels were profiled.\n"
+    "==WARNING== Profiling kernels launched by child processes requires the "
+    "--target-processes all option.\n"
+)
+METRICS_OF_MIG = (
+    "==ERROR== Failed to access the following 2 metrics. When profiling on a MIG instance, it is "
+    "not possible to collect metrics from GPU units that are shared with other MIG instances: "
+    f"{DRAM}, lts__t_bytes.sum\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (DENIED, "NVreg_RestrictProfilingToAdminUsers=0"),
+        (
+            "==ERROR== The user does not have permission to profile on the target device. See "
+            "https://developer.nvidia.com/NVSOLN1000\n",
+            "--cap-add=SYS_ADMIN",
+        ),
+        ('==PROF== Profiling "k" - 0: 0%' + DENIED, "failed: k; ncu said: ERR_NVGPUCTRPERM"),
+        (
+            "==WARNING== Not available: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n",
+            "whoever runs the HOST",
+        ),
+        ("\x1b[31m==ERROR== An error was reported by the driver:\n" + BUSY, "--resume"),
+        ("==ERROR== Profiling is not supported on device 0. To find out\n", "--list-chips"),
+        ("==WARNING== Skipping device 0: GPU (Tesla P100) is not supported.\n", "Tesla P100"),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.\n", "update the driver"),
+        (METRICS_OF_MIG, "MIG switched off"),
+        ("==ERROR== Cannot lock GPU clock frequencies on MIG! Try\n", "--clock-control none"),
+        (
+            "==ERROR== Profiling is not supported on device 0 as it uses the Windows Subsystem for "
+            "Linux (WSL).\n",
+            "limit of the platform",
+        ),
+        ("==ERROR== Profiling is not permitted on this vGPU.\n", "administrator of the hypervisor"),
+        ("==ERROR== Not supported as it uses the Confidential Computing mode.\n", "on the host"),
+        ("==ERROR== Profiling on Mining Processors (CMP) is impossible.\n", "another GPU"),
+        ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock\n", "TMPDIR"),
+        ("==ERROR== Failed to find metric dram__bytes_read.sum\n", "--query-metrics"),
+        ("==ERROR== Nsight Compute failed to connect (stub libcuda.so[.1] on path?).\n", "stubs"),
+        ("==ERROR== UnknownError\n", "--replay-mode application"),
+        ("==ERROR== The application returned an error code (1).\n", "without ncu first"),
+        ("==WARNING== Kernel name filter 'x' did not match any kernel.\n", "--kernel-name"),
+        ("==ERROR== What nobody has seen yet.\n", "ncu said: What nobody has seen yet"),
+    ],
+)
+def test_why_nothing_was_profiled(load, said, words):
+    gave_up = "" if "application returned" in said or "Profiling " in said else GAVE_UP
+    text = refusal(load, CONNECTED + said + gave_up + NOTHING)
+    assert words in text
+    assert "no kernels were profiled" in text
+    # Both are there for other causes.
+    assert "--target-processes" not in text
+    assert "code (9)" not in text
+    assert ".." not in text
+
+
+def test_the_launcher_is_the_cause_where_nothing_else_was_said(load):
+    assert "--target-processes all" in refusal(load, CONNECTED + NOTHING)
+    shell = "==ERROR== The target application terminated before first instrumented API call.\n"
+    assert "--target-processes all" in refusal(load, CONNECTED + shell)
+    failed = refusal(load, CONNECTED + '==ERROR== Failed to profile "a" in process 7\n')
+    assert "failed: a" in failed
+    assert "--target-processes" not in failed
+
+
+def test_a_hang_names_its_kernel(load):
+    text = refusal(
+        load,
+        CONNECTED + '==PROF== Profiling "ncclDevKernel_AllReduce(ncclDevComm *)" - 12: 0%\n'
+        "==WARNING== Launching the workload is taking more time than expected. If this goes on\n"
+        "==PROF== Received signal\n",
+    )
+    assert "failed: ncclDevKernel_AllReduce(ncclDevComm *)" in text
+    assert "--kernel-name" in text
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "==PROF== Connected to process 7 (C:\\Program Files\\Python313\\python.exe)\n",
+        "Linux box 5.15.153.1-microsoft-standard-WSL2 #1 SMP x86_64 GNU/Linux\n",
+    ],
+)
+def test_advice_for_linux_is_for_linux(load, sign):
+    text = refusal(load, sign + DENIED)
+    assert "Windows" in text or "WSL" in text
+    for wrong in ("NVreg", "HOST", "cap-add"):
+        assert wrong not in text
+
+
+def test_a_refusal_without_ncus_mark(load):
+    plain = "Error: ERR_NVGPUCTRPERM The user has no permission to access GPU counters.\n"
+    assert "NVreg" in refusal(load, plain)
+    chat = CONNECTED + "see ERR_NVGPUCTRPERM in our docs\n" + NOTHING
+    assert "NVreg" not in refusal(load, chat)
+
+
+def test_figures_that_are_elsewhere(load):
+    profiled = CONNECTED + '==PROF== Profiling "gemm" - 0: 0%....50%....100% - 2 passes\n'
+    text = refusal(load, profiled + "==PROF== Report: /home/me/my out.ncu-rep\n")
+    assert "import /home/me/my out.ncu-rep instead" in text
+    assert "no kernels" not in text
+    text = refusal(load, profiled)
+    assert "import what ncu printed" in text
+    assert "no kernels" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "failed"),
+    [
+        (BUSY + GAVE_UP, "driver resource was unavailable", ["gemm"]),
+        (DENIED, "ERR_NVGPUCTRPERM", []),
+        ("==ERROR== The application returned an error code (1).\n", "error code (1)", []),
+        ('==PROF== Profiling "relu" - 3: 0%==ERROR== LaunchFailed\n', "LaunchFailed", ["relu"]),
+        ("==ERROR== Profiling is not supported on device 0. To find out\n", "on device 0", []),
+        ("==PROF== Received signal\n", "ncu was stopped", []),
+        (METRICS_OF_MIG, "Failed to access", []),
+    ],
+)
+def test_an_error_beside_launches_is_a_warning(load, said, words, failed):
+    header, row = table([(0, "gemm", FFMA, "inst", 1000)]).splitlines(keepends=True)
+    # On its own lines, and sharing one with the table.
+    for text in (said + header + row, said.rstrip() + header + row, header + row.rstrip() + said):
+        record = load(CONNECTED + text)
+        assert record["flop"]["total"] == 2000
+        assert record["failed_kernels"] == failed
+        error, *others = record["warnings"]
+        assert "may be missing from every total" in error
+        assert words in error
+        assert others == [f"ncu could not profile {name}: not in any total" for name in failed]
+
+
+def test_a_kernel_that_was_begun_and_ended_is_no_failure(load):
+    progress = (
+        '==PROF== Profiling "a" - 0: 0%....50%....100% - 2 passes\n'
+        '==PROF== Profiling "b" - 1: 0%....\n'
+        "loss 0.7\n"
+        "100% - 9 passes\n"
+        '==PROF== Profiling "c" - 2: \n'
+        "==PROF== Disconnected from process 7\n"
+        "==PROF== Report: out.ncu-rep\n"
+    )
+    rows = [(index, name, FFMA, "inst", 1) for index, name in enumerate("abc")]
+    record = load(CONNECTED + progress + table(rows))
+    assert record["failed_kernels"] == []
+    assert record["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        METRICS_OF_MIG.replace("ERROR", "WARNING"),
+        f"==WARNING== Unable to access the following 2 metrics: {DRAM}, lts__t_bytes.sum. If "
+        "profiling on a MIG instance, it is not possible to collect metrics from GPU units that "
+        "are shared with other MIG instances.\n",
+    ],
+)
+def test_ncu_tells_why_a_metric_has_no_value(load, said):
+    record = load(said + table([(0, "a", FFMA, "inst", 1), (0, "a", DRAM, "", "n/a")]))
+    assert set(record["unavailable"]) == {DRAM, "lts__t_bytes.sum"}
+    for reason in (*record["unavailable"].values(), record["reasons"]["byte.dram"]):
+        assert "ncu could not access it" in reason
+        assert "MIG" in reason
+    # Another run has it after all.
+    both = load(said + table([(0, "a", FFMA, "inst", 1)]), table([(0, "a", DRAM, "byte", 8)]))
+    assert both["byte"]["dram"] == 8
+    assert set(both["unavailable"]) == {"lts__t_bytes.sum"}
+
+
+def test_nan_in_an_sm_counter_is_not_blamed_on_mig(load):
+    record = load(table([(0, "a", FFMA, "inst", "nan"), (0, "a", DRAM, "byte", 8)]))
+    assert record["flop"]["total"] is None
+    assert "any counter where its collection failed" in record["unavailable"][FFMA]
+
+
 # Duplicates and missing values
 
 
@@ -495,15 +684,91 @@ def test_volta_logs_of_old_are_weighted_as_published(load):
     assert load(table(rows))["flop"]["sass_fp16"] == 80  # compute capability 9.0
 
 
-def test_derived_metrics_are_not_doubled_again_and_peaks_are_not_work(load):
-    base = "sass_thread_inst_executed_op_ffma_pred_on_x2"
-    rows = [
-        (0, "a", f"derived__smsp__{base}", "inst", 40),
-        (0, "a", f"derived__sm__{base}", "inst/cycle", 999),
-    ]
-    record = load(table(rows))
-    assert record["flop"]["total"] == 40
-    assert "chip could do" in record["unavailable"][f"derived__sm__{base}"]
+SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on"
+SMSP_CYCLES = (0, "a", "smsp__cycles_elapsed.avg", "cycle", 1000)
+
+
+@pytest.mark.parametrize("unit_name", ["inst/cycle", "inst", ""])
+def test_derived_metrics_are_rates_and_not_doubled_again(load, unit_name):
+    rows = [(0, "a", f"derived__{SASS.format('ffma')}_x2", unit_name, "40.50"), SMSP_CYCLES]
+    assert load(table(rows))["flop"]["total"] == 40_500
+
+
+def test_derived_half_is_brought_to_the_upper_bound(load):
+    # ncu's sections: x1, x1, x2 of old, x2, x2, x4 today. hadd 10, hmul 20, hfma 2000 a cycle.
+    rate = ".sum.per_cycle_elapsed"
+    old = (("hadd", rate, 10), ("hmul", rate, 20), ("hfma", "_x2", 4000))
+    new = (("hadd", "_x2", 20), ("hmul", "_x2", 40), ("hfma", "_x4", 8000))
+    for form in (old, new):
+        rows = [
+            (0, "a", ("derived__" if "x" in end else "") + SASS.format(op) + end, "inst/cycle", v)
+            for op, end, v in form
+        ]
+        # (2 * 10 + 2 * 20 + 4 * 2000) * 1000 cycles
+        assert load(table([*rows, SMSP_CYCLES]))["flop"]["sass_fp16"] == 8_060_000
+
+
+PEAK = SASS.format("ffma").replace("smsp", "sm")
+
+
+@pytest.mark.parametrize(
+    ("name", "unit_name", "what"),
+    [
+        (f"{PEAK}.sum.peak_sustained", "inst/cycle", "a peak"),
+        (f"derived__{PEAK}_x2", "inst/cycle", "a peak"),
+        (f"{SASS.format('ffma')}.sum.pct_of_peak_sustained_elapsed", "%", "a percentage"),
+        (f"{SASS.format('ffma')}.avg", "inst", "an average"),
+        (f"{SASS.format('ffma')}.max", "inst", "the largest"),
+        (f"{SASS.format('ffma')}.sum.per_cycle_active", "furlong", "a rate over something else"),
+    ],
+)
+def test_a_form_that_gives_no_count_is_no_zero(load, name, unit_name, what):
+    alone = (0, "a", name, unit_name, 45)
+    record = load(table([(0, "a", FADD, "inst", 10), alone]))
+    assert record["flop"] == {"sass_fp32": None, "total": None}
+    assert record["reasons"]["flop.total"].startswith(f"{name} stands there only as {what}")
+    assert FFMA in record["reasons"]["flop.total"]
+    # Beside the count it is of no interest.
+    record = load(table([(0, "a", FADD, "inst", 10), alone, (0, "a", FFMA, "inst", 7)]))
+    assert record["flop"]["total"] == 24
+    assert record["unavailable"] == {}
+
+
+def test_a_peak_of_what_was_not_counted_is_a_roof(load):
+    peak = (0, "a", PEAK.replace("ffma", "dfma") + ".sum.peak_sustained", "inst/cycle", 45)
+    assert load(table([(0, "a", FFMA, "inst", 7), peak]))["flop"]["total"] == 14
+    reason = load(table([peak]))["reasons"]["flop.total"]
+    assert "no usable FLOP counter" in reason and SASS.format("dfma") in reason
+
+
+def test_an_average_of_zero_is_none_done(load):
+    rows = [(0, "a", FADD, "inst", 10), (0, "a", f"{SASS.format('ffma')}.avg", "inst", 0)]
+    assert load(table(rows))["flop"]["total"] == 10
+
+
+@pytest.mark.parametrize("op", ["hadd2", "hfma2", "dfma2", "qfma4"])
+def test_instructions_of_unknown_flop(load, op):
+    row = (0, "a", f"{SASS.format(op)}.sum", "inst", 500)
+    record = load(table([(0, "a", FFMA, "inst", 7), row]))
+    assert record["flop"]["total"] is None
+    assert f"one {op} instruction" in record["reasons"]["flop.total"]
+
+
+def test_sums_over_kinds_of_instructions(load):
+    stem = "smsp__sass_thread_inst_executed_op"
+    mixed = (0, "a", f"{stem}s_fadd_fmul_ffma_pred_on.sum", "inst", 500)
+    record = load(table([mixed]))
+    assert record["flop"]["total"] is None
+    assert "fadd, fmul and ffma" in record["reasons"]["flop.total"]
+    assert load(table([mixed, (0, "a", FFMA, "inst", 7)]))["flop"]["total"] == 14
+    every = (0, "a", f"{stem}_fp32_pred_on.sum", "inst", 500)
+    assert "of every kind" in load(table([every]))["reasons"]["flop.total"]
+    assert load(table([every, (0, "a", half("hfma"), "inst", 1)]))["flop"]["total"] == 4
+
+
+def test_the_reason_names_the_counter_at_fault(load):
+    rows = [(0, "a", FADD, "inst", 10), (0, "a", FFMA, "inst/cycle", 5)]
+    assert load(table(rows))["reasons"]["flop.total"].startswith(FFMA)
 
 
 def test_rates_times_cycles(load):
@@ -556,6 +821,186 @@ def test_tensor_instructions(load, capability, count, expected):
     record = load(table(rows))
     assert record["flop"]["total"] == (None if expected is None else expected + 10)
     assert (record["intensity"] is None) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("unit_name", "value"),
+    [("/ns", "2.5"), ("1/ns", "2.5"), ("op/nsecond", "2.5"), ("Gop/s", "2.5"), ("1/second", 25e8)],
+)
+def test_tensor_operations_a_second(load, unit_name, value):
+    name = tensor("src_bf16_dst_fp32") + ".per_second"
+    record = load(table([(0, "a", name, unit_name, value), (0, "a", TIME, "us", "4.00")]))
+    # 2.5e9 a second, for 4e-6 s
+    assert record["flop"]["tensor_bf16"] == pytest.approx(10_000)
+
+
+def test_tensor_operations_a_cycle(load):
+    rate = (0, "a", tensor("src_fp16") + ".per_cycle_elapsed", "1/cycle", "2.50")
+    sass = (0, "a", FFMA, "inst", 7)
+    assert load(table([rate, sass, SMSP_CYCLES]))["flop"]["total"] == 2514
+    unknown = load(table([rate, sass]))
+    assert unknown["flop"]["total"] is None
+    assert "over how many cycles" in unknown["reasons"]["flop.total"]
+    exact = load(table([rate, (0, "a", tensor("src_fp16"), "", 2501), SMSP_CYCLES]))
+    assert exact["flop"]["total"] == 2501
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        tensor("src_fp16").replace(".sum", ".avg"),
+        tensor("src_fp16") + ".peak_sustained",
+        tensor("src_fp16") + ".per_second",  # in no unit
+        tensor("something_new"),
+    ],
+)
+def test_tensor_operations_that_cannot_be_used(load, name):
+    rows = [(0, "a", name, "", 1000), (0, "a", FFMA, "inst", 7), (0, "a", TIME, "ns", 5)]
+    record = load(table(rows))
+    assert record["flop"]["total"] is None
+    assert name in record["reasons"]["flop.total"]
+
+
+def test_other_roll_ups_beside_the_sum_change_nothing(load):
+    stem = tensor("src_fp16").removesuffix(".sum")
+    ends = ("avg", "max", "min", "sum", "sum.peak_sustained")
+    rows = [(0, "a", f"{stem}.{end}", "", 1000) for end in ends]
+    rows.append((0, "a", tensor("src_fp16_dst_fp32").replace(".sum", ".avg"), "", 1000))
+    record = load(table(rows))
+    assert record["flop"] == {"tensor_fp16": 1000, "total": 1000}
+    assert record["unavailable"] == {}
+
+
+def test_integer_operations_that_cannot_be_used_are_no_flop(load):
+    rows = [(0, "a", tensor("src_int8").replace(".sum", ".avg"), "", 9), (0, "a", FFMA, "inst", 7)]
+    record = load(table(rows))
+    assert (record["flop"]["total"], record["op"]) == (14, {"tensor_int8": None})
+
+
+def test_subdivisions_that_overlap(load):
+    off, gmma = tensor("src_fp16_sparsity_off"), tensor("op_hgmma_src_fp16")
+    record = load(table([(0, "a", off, "", 100), (0, "a", gmma, "", 100)]))
+    assert record["flop"]["total"] is None
+    assert "may both count the same" in record["reasons"]["flop.total"]
+    assert load(table([(0, "a", off, "", 100), (0, "a", gmma, "", 0)]))["flop"]["total"] == 100
+
+
+BUSY = (
+    "sm__inst_executed_pipe_tensor.sum",
+    "sm__inst_executed_pipe_tensor.avg",
+    "sm__inst_executed_pipe_tensor.sum.per_cycle_elapsed",
+    "sm__inst_executed_pipe_tensor_subpipe_hmma.sum",
+    "sm__inst_executed_pipe_tensor_op_hmma_v2.sum",
+    "sm__inst_executed_pipe_fp64_op_dmma.sum",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "smsp__pipe_tensor_op_hmma_cycles_active.sum",
+    "derived__smsp__inst_executed_pipe_tensor_x512",
+    "smsp__sass_inst_executed_op_shared_gmma.sum",
+)
+
+
+def busy_rows(name, value, sources=("fp16",)):
+    unit_name = "inst/cycle" if name.endswith("per_cycle_elapsed") else ""
+    return [
+        (0, "a", FFMA, "inst", 7),
+        (0, "a", DRAM, "byte", 7),
+        *((0, "a", tensor(f"src_{source}"), "", 0) for source in sources),
+        SMSP_CYCLES,
+        (0, "a", name, unit_name, value),
+    ]
+
+
+@pytest.mark.parametrize("sources", [(), ("fp16",)])
+@pytest.mark.parametrize("name", BUSY)
+def test_tensor_cores_at_work_that_no_operations_were_counted_of(load, name, sources):
+    record = load(table(busy_rows(name, 3, sources)))
+    assert record["flop"]["tensor"] is None
+    assert record["flop"]["total"] is None
+    assert record["intensity"] is None
+    assert name in record["reasons"]["flop.total"]
+    idle = load(table(busy_rows(name, 0, sources)))
+    assert (idle["flop"]["total"], idle["intensity"]) == (14, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # HFMA2.MMA: packed half instructions on the tensor cores' pipe, which the SASS counters see
+        "sm__inst_executed_pipe_tensor_op_hmma_type_hfma2.sum",
+        "sm__inst_executed_pipe_tensor.sum.peak_sustained",
+        "sm__pipe_tensor_cycles_active.avg.peak_sustained",
+        "derived__sm__inst_executed_pipe_tensor_x512",
+        "sm__inst_executed_pipe_uniform.sum",
+    ],
+)
+def test_what_is_no_sign_of_tensor_cores(load, name):
+    assert load(table(busy_rows(name, 3)))["flop"]["total"] == 14
+
+
+def test_integer_tensor_instructions_are_no_flop(load):
+    record = load(table(busy_rows("sm__inst_executed_pipe_tensor_op_imma.sum", 3)))
+    assert (record["flop"]["total"], record["op"]) == (14, {"tensor_int": None})
+
+
+def test_a_launch_whose_operations_are_counted_explains_its_pipe(load):
+    rows = [
+        (index, "k", name, "", value)
+        for index, ops in ((0, 100), (1, 0))
+        for name, value in ((tensor("src_fp16"), ops), (PIPE, 1 - index))
+    ]
+    assert load(table(rows))["flop"]["total"] == 100
+    # The second launch worked on another type.
+    both = [(index, k, n, u, 1 if n == PIPE else v) for index, k, n, u, v in rows]
+    assert load(table(both))["flop"]["total"] is None
+
+
+def test_operations_of_every_type_overrule_the_pipe(load):
+    # Every tensor counter of compute capability 9.0 is there and 0: HFMA2.MMA kept the pipe busy.
+    sources = ("bf16_dst_fp32", "fp16", "tf32_dst_fp32", "fp8", "fp64")
+    assert load(table(busy_rows(PIPE, 3, sources)))["flop"]["total"] == 14
+    assert load(table(busy_rows(PIPE, 3, sources[:-1])))["flop"]["total"] is None
+
+
+def test_volta_tensor_instructions_a_cycle(load):
+    name = f"{PIPE}.per_cycle_elapsed"
+    text = table([(0, "a", name, "inst/cycle", "2.50"), SMSP_CYCLES], COLUMNS_12)
+    record = load(text, gpu="V100", compute_capability="7.0")
+    assert record["flop"]["total"] == 2500 * 512
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_nn", True),
+        ("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn", True),
+        ("volta_h884gemm_128x128_ldg8_nn", True),
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_32x4_nn_align8", True),
+        ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32", True),
+        ("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", True),
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", True),
+        ("void pytorch_flash::flash_fwd_kernel<T1>(T2)", True),
+        ("sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_g1_ffma_aligna4", False),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(T1::Params)", False),
+        ("volta_sgemm_128x64_nn", False),
+        ("turing_int8_i8816gemm_int8_128x128_ldg16_stages_64x1_tn", False),
+        ("void at::vectorized_elementwise_kernel<4, at::CUDAFunctor_add<float>>(int)", False),
+    ],
+)
+def test_kernel_names_that_tell_of_tensor_cores(load, name, told):
+    record = load(table([(0, name, FFMA, "inst", 7)]))
+    assert record["flop"]["total"] == 14
+    assert any("tensor cores" in text for text in record["warnings"]) == told
+    counted = load(table([(0, name, FFMA, "inst", 7), (0, name, PIPE, "inst", 0)]))
+    assert not any("tensor cores" in text for text in counted["warnings"])
+
+
+def test_no_dram_writes_may_lie_in_l2(load):
+    rows = [(0, "a", READ, "byte", 5), (0, "a", WRITE, "byte", 0), (0, "a", FFMA, "inst", 5)]
+    record = load(table(rows))
+    assert record["byte"]["dram"] == 5
+    assert "may still lie there" in record["warnings"][0]
+    other = [(1, "a", READ, "byte", 5), (1, "a", WRITE, "byte", 1), (1, "a", FFMA, "inst", 5)]
+    assert load(table([*rows, *other]))["warnings"] == []
 
 
 def test_gpu_names_the_chip_where_the_file_does_not(load):
@@ -703,7 +1148,9 @@ def logs(draw):
     locale = draw(st.sampled_from(sorted(LOCALES)))
     count = draw(st.integers(1, 4))
     names = draw(st.lists(st.sampled_from(["a", "f<1, 2>(int)", 'g["x", {3}]']), min_size=count))
-    values = draw(st.lists(st.tuples(*[st.integers(0, 10**9)] * 3), min_size=count, max_size=count))
+    # Work that took no time has an unknown one.
+    measured = st.tuples(*[st.integers(0, 10**9)] * 2, st.integers(1, 10**9))
+    values = draw(st.lists(measured, min_size=count, max_size=count))
     byte_unit, byte_places = draw(st.sampled_from([("byte", 0), ("Kbyte", 3), ("Mbyte", 6)]))
     time_unit, time_places = draw(st.sampled_from([("ns", 0), ("usecond", 3), ("msecond", 6)]))
     form = LOCALES[locale]
@@ -1005,6 +1452,39 @@ def test_calibration(tmp_path, capsys):
     assert main(arguments) == 1
 
 
+@pytest.mark.parametrize(
+    ("kernel", "name", "message"),
+    [
+        ("gemm", "src_fp16", "no kernel in the files has the calibration's name 'gemm'"),
+        ("void gemm<4>(int)", "", "instruction shape unknown"),
+    ],
+)
+def test_calibrations_that_settle_nothing(tmp_path, capsys, kernel, name, message):
+    path, calibration = tmp_path / "x.csv", tmp_path / "c.json"
+    counter = tensor(name) if name else PIPE
+    path.write_text(table([(0, "void gemm<4>(int)", counter, "", 8), (1, "b", counter, "", 5)]))
+    calibration.write_text(json.dumps({"kernel": kernel, "exact_flops": 16}))
+    assert main(["import-ncu", str(path), "--calibration", str(calibration)]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert ("'void gemm<4>(int)'" in error) and "nan" not in error
+
+
+def test_a_file_of_the_calibration_alone_has_no_figures(tmp_path, capsys):
+    path, calibration = tmp_path / "x.csv", tmp_path / "c.json"
+    rows = [(0, "gemm", tensor("src_fp16"), "", 8), (0, "gemm", DRAM, "byte", 5)]
+    path.write_text(table(rows))
+    calibration.write_text(json.dumps({"kernel": "gemm", "exact_flops": 16}))
+    arguments = ["import-ncu", str(path), "--json", "--calibration", str(calibration)]
+    assert main(arguments) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["tensor_scale"] == 2
+    assert record["flop"] == {"total": None}
+    assert record["byte"]["dram"] is None
+    assert "no kernel but gemm" in record["reasons"]["flop.total"]
+    assert "no kernel but gemm" in record["reasons"]["byte.dram"]
+
+
 def test_meaning_of_names_without_one():
     assert meaning("sm__throughput.avg", "%") is None
 
@@ -1068,3 +1548,515 @@ def test_a_report(tmp_path, monkeypatch):
     assert record["time_s"] == pytest.approx(4e-6)
     assert record["byte"]["dram"] is None
     assert record["compute_capability"] == ["9.0"]
+
+
+class TestWhatUsersHand:
+    """Logs that shells, editors and the desktop application leave: read right, or refused."""
+
+    ROWS: ClassVar = table([(0, "a", FFMA, "inst", "2,000"), (0, "a", DRAM, "byte", "16,000")])
+    LATER: ClassVar = ROWS.replace('"7","python3"', '"8","python3"')  # another process
+    CHINESE: ClassVar = "\u8bad\u7ec3\u5f00\u59cb\uff0c\u7b2c\u4e00\u8f6e\r\n" * 40
+
+    # Encodings
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            *itertools.product(
+                ("utf-8", "utf-8-sig", "utf-16", "utf-16-le"),
+                ("utf-8", "utf-8-sig", "utf-16", "utf-16-le"),
+            ),
+            ("utf-16-be", "utf-8"),
+        ],
+    )
+    def test_a_log_that_another_shell_appended_to(self, load, first, second):
+        record = load(self.ROWS.encode(first) + self.LATER.encode(second))
+        assert record["launches"] == 2
+        assert record["processes"] == [7, 8]
+        assert record["flop"]["total"] == 8000  # 2 * 2000 FMA, 2 FLOP each
+        assert record["byte"]["dram"] == 32000
+
+    def test_an_encoding_that_changes_where_blocks_meet(self, load):
+        """The appended part starts at any place around the first block's end."""
+        size = 1 << 20
+        for before in range(size - 70, size + 6, 5):
+            rows = self.ROWS.encode("utf-16")
+            filler = b"." * (before - len(self.LATER.encode()) - 1) + b"\n"
+            record = load(self.LATER.encode() + filler + rows)
+            assert record["flop"]["total"] == 8000
+            filler = ("." * ((before - len(rows)) // 2 - 1) + "\n").encode("utf-16-le")
+            assert load(rows + filler + self.LATER.encode())["flop"]["total"] == 8000
+
+    def test_utf_16_without_a_mark_that_starts_with_other_scripts(self, load):
+        record = load((self.CHINESE + self.ROWS).encode("utf-16-le"))
+        assert record["flop"]["total"] == 4000
+        record = load((self.CHINESE + self.ROWS + self.CHINESE + self.LATER).encode("utf-16"))
+        assert record["flop"]["total"] == 8000
+
+    @pytest.mark.parametrize("place", [0, 1, 2, 3])
+    @pytest.mark.parametrize("text", [b"loading\0done\n", b"\0" * 600 + b"\n", b"\0\0\n"])
+    def test_zero_bytes_between_rows(self, load, place, text):
+        lines = self.ROWS.encode().splitlines(keepends=True)
+        record = load(b"".join([*lines[:place], text, *lines[place:]]))
+        assert record["flop"]["total"] == 4000
+        assert record["byte"]["dram"] == 16000
+
+    def test_a_zero_byte_inside_a_number_is_damage(self, load):
+        assert "not a number" in refusal(load, self.ROWS.encode().replace(b"2,000", b"2,\x0000"))
+
+    def test_windows_1252_inside_a_row(self, load):
+        text = table(
+            [
+                (0, "gr\u00f6\u00dfe", FFMA, "inst", "2\u00a0000"),
+                (0, "gr\u00f6\u00dfe", TIME, "\u00b5s", "12.50"),
+            ]
+        )
+        for encoding in ("utf-8", "cp1252"):
+            record = load(text.encode(encoding))
+            assert record["flop"]["total"] == 4000
+            assert record["time_s"] == pytest.approx(12.5e-6)
+            assert record["kernels"][0]["name"] == "gr\u00f6\u00dfe"
+
+    def test_what_is_no_text_is_refused_with_advice(self, load):
+        assert "ncu --csv --log-file" in refusal(load, bytes(range(256)) * 16)
+        assert "a line of over" in refusal(load, b"\0" * (1 << 25))
+
+    # Cells without a number
+
+    @pytest.mark.parametrize(
+        ("cell", "reason"),
+        [
+            *((cell, "n/a in the file") for cell in ("#N/A", "n.a.", "n/a*", "[n/a]", "<N/A>")),
+            *((cell, "n/a in the file") for cell in ("No data", "(Not Available)", "\u2014", "?")),
+            *((cell, "NaN") for cell in ("1.#QNAN", "-1.#IND", "1.#QNAN00", "-nan(ind)", "nan")),
+            *((cell, "infinite") for cell in ("1.#INF", "-inf", "1.#INF00")),
+            *((cell, f"{cell!r} in the file") for cell in ("error", "overflow")),
+            *((cell, "below zero") for cell in ("-1", "-1,000", "-0.5")),
+            *((cell, "2^63 or more") for cell in ("18446744073709551615", "9223372036854775808")),
+            ("18,446,744,073,709,550,616", "2^63 or more"),
+        ],
+    )
+    def test_a_cell_without_a_count(self, load, cell, reason):
+        rows = [(0, "a", FFMA, "inst", cell), (0, "a", DRAM, "byte", "4,000")]
+        rows += [(1, "b", FFMA, "inst", "1,000"), (1, "b", DRAM, "byte", "4,000")]
+        record = load(table(rows))
+        assert record["flop"]["total"] is None
+        assert reason in record["unavailable"][FFMA]
+        assert "1 of 2 launches" in record["unavailable"][FFMA]
+        assert record["byte"]["dram"] == 8000
+        assert record["intensity"] == 0.5  # launch 1 alone: 2000 FLOP over 4000 B
+
+    def test_impossible_bytes(self, load):
+        rows = [(0, "a", FFMA, "inst", "1,000"), (0, "a", DRAM, "Kbyte", "-4.00")]
+        record = load(table(rows))
+        assert record["byte"]["dram"] is None
+        assert record["intensity"] is None
+        # 1e16 Kbyte is 1e19 B, more than 2^63 = 9.2e18; 9e15 Kbyte is not.
+        rows[1] = (0, "a", DRAM, "Kbyte", "10,000,000,000,000,000.00")
+        assert load(table(rows))["byte"]["dram"] is None
+        rows[1] = (0, "a", DRAM, "Kbyte", "9,000,000,000,000,000.00")
+        assert load(table(rows))["byte"]["dram"] == 9e18
+
+    def test_a_cell_that_may_hold_a_number_is_refused_with_advice(self, load):
+        rows = [(0, "a", FFMA, "inst", "12x4")]
+        assert "export" in refusal(load, table(rows))
+
+    # NVTX ranges
+
+    PUSH_POP: ClassVar = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+    START_STOP: ClassVar = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
+    TUNED: ClassVar = (("a", "trial", "b"), ("a", "b"), ("a", "b"))
+
+    @staticmethod
+    def cell(*names, domain="<default domain>"):
+        """As ncu writes it."""
+        none = ":none" * 6
+        return "31  " + "  ".join(f'"{domain}:{name}{none}"' for name in names) + " "
+
+    def ranges(self, load, steps, column=PUSH_POP):
+        """Imports launches of 1000 FMA each; steps are (cell, kernels)."""
+        rows = []
+        for cell, kernels in steps:
+            for kernel in kernels:
+                row = {"ID": str(len(rows)), column: cell, "Kernel Name": kernel}
+                rows.append(
+                    row | {"Metric Name": FFMA, "Metric Unit": "inst", "Metric Value": "1000"}
+                )
+        columns = (*COLUMNS_15[:4], self.PUSH_POP, self.START_STOP, *COLUMNS_15[4:])
+        record = load(table(rows, columns))
+        found = {entry["name"]: entry["flop"]["total"] for entry in record["ranges"]}
+        return found, record["steady_range"], record["warnings"]
+
+    def test_ranges_inside_each_other(self, load):
+        expected = {"step_0": 6000, "step_1": 4000, "step_2": 4000}
+        warning = "step_0: kernel set differs from later ranges (autotune or warm-up)"
+        for outer, inner in ((("train",), ()), ((), ("forward",)), (("fit", "train"), ("mm",))):
+            steps = [
+                (self.cell(*outer, f"step_{index}", *inner), kernels)
+                for index, kernels in enumerate(self.TUNED)
+            ]
+            assert self.ranges(load, steps) == (expected, "step_1", [warning])
+
+    def test_launches_outside_the_steps(self, load):
+        steps = [(self.cell("train", f"s{i}"), kernels) for i, kernels in enumerate(self.TUNED)]
+        steps = [("", ["init"]), (self.cell("train"), ["zero"]), *steps]
+        found, steady, _ = self.ranges(load, steps)
+        assert found == {"s0": 6000, "s1": 4000, "s2": 4000}
+        assert steady == "s1"
+
+    def test_names_with_colons(self, load):
+        names = ("iteration: 0", "iteration: 1", "cub::Sum")
+        steps = [(self.cell(name), ["a"]) for name in names]
+        assert list(self.ranges(load, steps)[0]) == list(names)
+        steps = [(self.cell(name, domain="pytorch"), ["a"]) for name in names]
+        assert list(self.ranges(load, steps)[0]) == list(names)
+
+    @pytest.mark.parametrize("form", ["{}:<default domain>:{}{}", '{}  "<default domain>:{}{}" '])
+    def test_start_stop_ranges(self, load, form):
+        steps = [(form.format(i, f"step:{i}", ":none" * 6), ["a"]) for i in range(2)]
+        found, steady, warnings = self.ranges(load, steps, self.START_STOP)
+        assert (found, steady, warnings) == ({"step:0": 2000, "step:1": 2000}, "step:0", [])
+
+    def test_steps_that_never_settle(self, load):
+        for kernels in ((("a", "t1"), ("a", "t2"), ("a",)), (("a", "t1", "t2"),)):
+            steps = [(self.cell(f"step_{i}"), names) for i, names in enumerate(kernels)]
+            found, steady, (warning,) = self.ranges(load, steps)
+            assert len(found) == len(kernels)
+            assert steady is None
+            assert warning.startswith("step_0")
+            assert "autotune" in warning
+
+    def test_a_step_that_differs_later(self, load):
+        kernels = (("a",), ("a",), ("a", "t1", "t2"), ("a",))
+        steps = [(self.cell(f"step_{i}"), names) for i, names in enumerate(kernels)]
+        _, steady, warnings = self.ranges(load, steps)
+        assert steady == "step_0"
+        assert warnings == ["step_2: kernel set differs from earlier ranges (autotune or warm-up)"]
+
+    def test_the_longest_run_of_equal_steps_is_the_steady_one(self, load):
+        kernels = (("w",), ("w",), ("a", "t"), ("a",), ("a",), ("a",))
+        steps = [(self.cell(f"step_{i}"), names) for i, names in enumerate(kernels)]
+        _, steady, (warning,) = self.ranges(load, steps)
+        assert steady == "step_3"
+        assert warning.startswith("step_0, step_1, step_2: ")
+
+    def test_range_replay_does_not_show_the_kernels(self, load):
+        """Each range is one launch named so, whatever ran inside."""
+        steps = [(self.cell(f"step_{i}"), ["range"]) for i in range(3)]
+        _, steady, (warning,) = self.ranges(load, steps)
+        assert steady is None
+        assert "no two ranges" in warning
+
+    # The desktop application's export
+
+    @staticmethod
+    def export(*lines, names='"Function","add","mul"'):
+        return "\n".join([names, *lines]) + "\n"
+
+    # 2 * (2000 + 1000) FLOP, 24000 B
+    GOOD: ClassVar = (f'"{FFMA} [inst]","2,000","1,000"', f'"{DRAM} [Kbyte]","16.00","8.00"')
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "\n".join(('"Function","add","mul"', *GOOD)) + "\n",
+            "\n".join(('"Metric Name","add","mul"', *GOOD)) + "\n",
+            "\n".join(('"Function","add","mul"', *GOOD)).replace("[", "(").replace("]", ")"),
+            f"Function,add,mul,\n{FFMA} [inst],2000,1000,\n{DRAM} [Kbyte],16.00,8.00,\n",
+            f'"Metric Name","Metric Unit","add","mul"\n"{FFMA}","inst","2,000","1,000"\n'
+            f'"{DRAM}","Kbyte","16.00","8.00"\n',
+        ],
+    )
+    def test_spellings_of_the_table(self, load, text):
+        record = load(text)
+        assert record["flop"]["total"] == 6000
+        assert record["byte"]["dram"] == 24000
+        assert [kernel["name"] for kernel in record["kernels"]] == ["add", "mul"]
+
+    def test_processes_and_devices_above_the_names(self, load):
+        text = self.export(
+            '"Device","0","1"', '"Function","add","mul"', *self.GOOD, names='"Process","5","6"'
+        )
+        record = load(text)
+        assert record["devices"] == [0, 1]
+        assert [part["flop"]["total"] for part in record["by_device"]] == [4000, 2000]
+
+    def test_a_line_that_only_looks_like_the_table(self, load):
+        noise = '"Device","0"\n"Process","5"\n'
+        assert load(noise + self.ROWS)["flop"]["total"] == 4000
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            f'"{FFMA} [inst]","2,000","1,000","500"',
+            f'"{FFMA} [inst]","2,000"',
+            f'"Device","0"\n"{FFMA} [inst]","2,000","1,000"',
+        ],
+    )
+    def test_rows_of_different_widths(self, load, row):
+        text = refusal(load, self.export(row, self.GOOD[1]))
+        assert "which kernel" in text
+        assert "export it again" in text
+
+    def test_a_column_without_a_kernel(self, load):
+        text = self.export(f'"{FFMA}","inst","2,000"', names='"Function","","add"')
+        assert "no kernel name" in refusal(load, text)
+
+    def test_a_table_that_breaks_off(self, load):
+        """What is missing makes the totals unknown, and never smaller."""
+        head = self.export(self.GOOD[1], f'"{FADD} [inst]","5","5"')
+        row = self.GOOD[0]
+        for end in range(len(f'"{FFMA} [inst]",'), len(row)):
+            record = load(head + row[:end])
+            assert record["flop"]["total"] is None, row[:end]
+            assert record["byte"]["dram"] == 24000
+        assert load(head + row)["flop"]["total"] == 6010
+        for end in (len('"smsp__sass'), len(f'"{FFMA}'), len(f'"{FFMA} [inst]"')):
+            assert "breaks off" in refusal(load, head + row[:end])
+        head, row = head.replace('"', ""), f"{FFMA} [inst],2000,1000"
+        assert load(head + row)["flop"]["total"] is None  # 1000 can be the start of 10000
+        assert load(head + row + "\n")["flop"]["total"] == 6010
+
+
+class TestWhatBelongsTogether:
+    """Launches, runs and ranks: what is one, what is two, and what nobody can tell."""
+
+    WORK: ClassVar = [("a", 1000), ("b", 2000)]
+
+    def launches(self, *lines, **cells):
+        """Rows of (ID, kernel, metric, unit, value), all with the same other cells."""
+        names = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
+        return [dict(zip(names, map(str, line), strict=True)) | cells for line in lines]
+
+    def test_a_label_whose_unit_changes_is_one_label(self, load):
+        rows = [
+            (0, "a", FFMA, "inst", 10),
+            (0, "a", "Duration", "us", "10.50"),
+            (0, "a", "Static Shared Memory Per Block", "Kbyte/block", "8.19"),
+            (1, "b", FFMA, "inst", 20),
+            (1, "b", "Duration", "ms", "3.25"),
+            (1, "b", "Static Shared Memory Per Block", "byte/block", "0"),
+        ]
+        record = load(table(rows))
+        assert record["launches"] == 2
+        assert record["flop"]["total"] == 60
+        assert record["time_s"] == pytest.approx(3.2605e-3)
+        assert record["warnings"] == []
+        assert record["unavailable"] == {}
+
+    def test_a_label_without_a_number_does_not_break_the_file_off(self, load):
+        rows = [
+            (0, "a", FFMA, "inst", 10),
+            (0, "a", "Duration", "us", "10.50"),
+            (1, "b", FFMA, "inst", 20),
+            (1, "b", "Duration", "", "n/a"),
+        ]
+        record = load(table(rows))
+        assert record["launches"] == 2
+        assert record["time_s"] is None
+        assert "n/a" in record["unavailable"]["Duration"]
+
+    def test_a_last_launch_on_another_chip_is_complete(self, load):
+        old, new = {"Device": "0", "CC": "8.0"}, {"Device": "1", "CC": "12.0"}
+        rows = self.launches((0, "k", READ, "byte", 1000), (0, "k", WRITE, "byte", 100), **old)
+        rows += self.launches((1, "k", READ, "byte", 1000), (1, "k", WRITE, "byte", 100), **old)
+        rows += self.launches(
+            (2, "k", "dram__bytes_op_read.sum", "byte", 2000),
+            (2, "k", "dram__bytes_op_write.sum", "byte", 200),
+            **new,
+        )
+        record = load(table(rows))
+        assert record["launches"] == 3
+        assert record["byte"]["dram"] == 4400
+        assert not any("breaks off" in text for text in record["warnings"])
+        # A figure of the chip that is not there at all makes the total unknown.
+        rows = self.launches((0, "k", FFMA, "inst", 5), (0, "k", DRAM, "byte", 7), **old)
+        record = load(table(rows + self.launches((1, "k", FFMA, "inst", 5), **new)))
+        assert record["launches"] == 2
+        assert record["byte"]["dram"] is None
+
+    def test_two_runs_in_one_file(self, load):
+        first = one_metric(FFMA, "inst", self.WORK, process="31")
+        text = refusal(load, first + one_metric(DRAM, "byte", self.WORK, process="99"))
+        assert "processes 31 and 99 have different metrics" in text
+        assert "each run into a file of its own" in text
+        assert "called both" in refusal(load, first + one_metric(DRAM, "byte", [("x", 1)], "31"))
+        wider = one_metric(DRAM, "byte", self.WORK, "31", **{"Grid Size": "(65, 1, 1)"})
+        assert "both the grid" in refusal(load, first + wider)
+
+    def test_rows_below_a_second_header(self, load):
+        text = one_metric(FFMA, "inst", self.WORK)
+        record = load(text + text)
+        assert record["flop"]["total"] == 6000
+        (warning,) = record["warnings"]
+        assert "2 launches are in the file twice" in warning
+        assert "ranks" in warning
+        first = table([(0, "a", FFMA, "inst", 10), (0, "a", DRAM, "byte", 5)])
+        record = load(first + first + table([(1, "b", FFMA, "inst", 10)]))  # and breaks off
+        assert record["launches"] == 1
+        assert any("1 launches are in the file twice" in text for text in record["warnings"])
+        row = (0, "a", FFMA, "inst", 10)
+        assert load(table([row, row]))["warnings"] == []
+
+    def test_the_time_of_day_tells_launches_apart(self, load):
+        def text(time):
+            row = {"ID": "0", "Kernel Name": "k", "Metric Name": FFMA, "Metric Unit": "inst"}
+            return table([row | {"Metric Value": "1,000", "Kernel Time": time}], COLUMNS_12)
+
+        early, late = text("2019-Nov-07 13:07:05"), text("2019-Nov-07 13:07:45")
+        for record in (load(early + late), load(early, late)):
+            assert record["launches"] == 2
+            assert record["flop"]["total"] == 4000
+            assert "repeats of one run" in record["warnings"][0]
+        assert load(early, early)["launches"] == 1
+
+    def test_equal_files_are_never_dropped_in_silence(self, load):
+        text = one_metric(FFMA, "inst", self.WORK)
+        record = load(text, text)
+        assert record["flop"]["total"] == 6000
+        (warning,) = record["warnings"]
+        assert "2 launches of run1.log are in run0.log too" in warning
+        assert "add up" in warning
+        assert "--cache-control" in refusal(load, text, one_metric(FFMA, "inst", [("a", 11)]))
+
+    def test_files_that_name_no_process_are_different_ones(self, load):
+        text = f'"Function","add","mul"\n"{FFMA} [inst]","2,000","1,000"\n'
+        record = load(text, text)
+        assert record["flop"]["total"] == 12_000
+        assert [part["flop"]["total"] for part in record["by_device"]] == [6000, 6000]
+        assert "processes beside each other" in record["warnings"][0]
+
+    def test_runs_with_other_grids_are_other_work(self, load):
+        text = refusal(
+            load,
+            one_metric(FFMA, "inst", self.WORK, **{"Grid Size": "(128, 1, 1)"}),
+            one_metric(DRAM, "byte", self.WORK, **{"Grid Size": "(256, 1, 1)"}),
+        )
+        assert "first difference at launch 0: 'a (128, 1, 1)(256, 1, 1)'" in text
+        assert "'a (256, 1, 1)(256, 1, 1)'" in text
+
+    def test_grids_are_compared_as_numbers(self, load):
+        page = (
+            "[7] app@127.0.0.1\n"
+            "  a (64, 1, 1)x(256, 1, 1), Context 1, Stream 7, Device 0, CC 9.0\n"
+            "    Section: Command line profiler metrics\n"
+            f"    {'-' * 60} {'-' * 11} {'-' * 20}\n"
+            f"    {DRAM:60s} {'byte':>11s} {'500':>20s}\n"
+            f"    {'-' * 60} {'-' * 11} {'-' * 20}\n"
+        )
+        record = load(one_metric(FFMA, "inst", [("a", 1000)]), page)
+        assert record["intensity"] == 4.0
+        assert record["warnings"] == []
+
+    def test_another_order_rests_on_an_assumption(self, load):
+        record = load(
+            one_metric(FFMA, "inst", self.WORK), one_metric(DRAM, "byte", self.WORK[::-1])
+        )
+        assert record["intensity"] == 2.0
+        assert "rest on the assumption" in record["warnings"][0]
+
+    def test_a_run_on_another_device_or_chip(self, load):
+        first = one_metric(FFMA, "inst", self.WORK)
+        text = refusal(load, first, one_metric(DRAM, "byte", self.WORK, Device="1"))
+        assert "ran on device 0 and 1" in text
+        assert "same metrics" in text
+        text = refusal(load, first, one_metric(DRAM, "byte", self.WORK, CC="8.0"))
+        assert "ran on compute capability 9.0 and 8.0" in text
+
+    def test_a_run_that_adds_nothing_is_more_likely_a_rank(self, load):
+        rows = [(i, name, FFMA, "inst", value) for i, (name, value) in enumerate(self.WORK)]
+        more = table([*rows, *((i, n, TIME, "ns", 100) for i, (n, _) in enumerate(self.WORK))])
+        text = refusal(load, one_metric(FFMA, "inst", self.WORK, process="1"), more)
+        assert "every metric of" in text
+        assert f"{TIME} is only in one" in text
+
+    def test_runs_that_counted_other_work(self, load):
+        def run(metric, ffma, order=(0, 1)):
+            rows = [
+                row
+                for i, name in enumerate("ab"[j] for j in order)
+                for row in ((i, name, FFMA, "inst", ffma[order[i]]), (i, name, metric, "byte", 5))
+            ]
+            return table(rows)
+
+        first = run(DRAM, (1000, 2000))
+        assert load(first, run("lts__t_bytes.sum", (1000, 2000)))["flop"]["total"] == 6000
+        for other in ((1000, 1999), (2000, 1000)):
+            text = refusal(load, first, run("lts__t_bytes.sum", other))
+            assert "did not do the same work" in text
+        assert "of launch 0 (a) is 1000 and 2000" in text
+        text = refusal(load, first, run("lts__t_bytes.sum", (1001, 2000), (1, 0)))
+        assert "of a is 1000 and 1001" in text
+
+    def test_a_value_that_only_the_second_run_has(self, load):
+        first = table([(0, "k", FFMA, "inst", 1_000_000), (0, "k", DRAM, "", "n/a")])
+        second = table([(0, "k", TIME, "ns", 1_234_567), (0, "k", DRAM, "byte", 65_536)])
+        record = load(first, second)
+        assert record["byte"]["dram"] == 65_536
+        assert record["intensity"] == 2_000_000 / 65_536
+        assert record["unavailable"] == {}
+
+    def ranks(self, metric, unit_name, values, order):
+        return [
+            one_metric(
+                *(metric, unit_name, [("k0", values[rank]), ("k1", values[rank])]),
+                process=f"{len(unit_name)}{rank}",
+                Device=str(rank),
+            )
+            for rank in order
+        ]
+
+    def test_runs_of_several_devices_are_put_together_by_device(self, load):
+        work = self.ranks(FFMA, "inst", (1000, 2000), (0, 1))
+        moved = self.ranks(DRAM, "byte", (500, 600), (1, 0))
+        record = load(*work, *moved)
+        assert [part["flop"]["total"] for part in record["by_device"]] == [4000, 8000]
+        assert [part["byte"]["dram"] for part in record["by_device"]] == [1000, 1200]
+        assert [part["intensity"] for part in record["by_device"]] == [4.0, 8000 / 1200]
+        assert not any("orders" in text for text in record["warnings"])
+
+    def test_processes_with_one_device_number_are_told_by_order_only(self, load):
+        def runs(metric, unit_name, first):
+            return [
+                one_metric(metric, unit_name, [("k", 5)], process=str(first + i)) for i in (0, 1)
+            ]
+
+        record = load(*runs(FFMA, "inst", 1), *runs(DRAM, "byte", 5))
+        assert record["flop"]["total"] == 20
+        assert any("can mix processes up" in text for text in record["warnings"])
+
+    @pytest.mark.parametrize(
+        ("places", "words"),
+        [
+            ([("1", "0", "9.0"), ("2", "1", "9.0")], "is 2 times that of one, if each has a GPU"),
+            ([("1", "0", "9.0"), ("2", "0", "9.0")], "is 1 to 2 times"),
+            ([("1", "0", "9.0"), ("2", "0", "9.0"), ("2", "1", "9.0")], "is 2 to 3 times"),
+            ([("1", "0", "8.0"), ("1", "1", "9.0")], "8.0, 9.0, so there is no one roof"),
+        ],
+    )
+    def test_the_roof_of_several_devices(self, load, places, words):
+        rows = [
+            {"ID": str(index), "Process ID": process, "Device": number, "CC": chip}
+            | {"Kernel Name": "k", "Metric Name": FFMA, "Metric Unit": "inst", "Metric Value": "5"}
+            for index, (process, number, chip) in enumerate(places)
+        ]
+        (warning,) = load(table(rows))["warnings"]
+        assert words in warning
+
+    def test_no_kernel_takes_no_time(self, load):
+        rows = [(0, "k", TIME, "us", "0.00"), (0, "k", FFMA, "inst", 5)]
+        record = load(table(rows))
+        assert record["time_s"] is None
+        assert record["flop_per_s"] is None
+        assert "0 s in every launch" in record["reasons"]["time_s"]
+        # Beside others it is shorter than the last digit.
+        rows += [(1, "j", TIME, "us", "1.00"), (1, "j", FFMA, "inst", 5)]
+        record = load(table(rows))
+        assert record["time_s"] == pytest.approx(1e-6)
+        assert [kernel["time_s"] for kernel in record["kernels"]] == [None, pytest.approx(1e-6)]
+
+    def test_modes_that_the_files_do_not_tell(self, load):
+        record = load(one_metric(FFMA, "inst", self.WORK))
+        for mode in ("cache_control", "replay_mode"):
+            assert record[mode] is None
+            assert "do not say" in record["reasons"][mode]

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from matplotlib.text import Annotation
 from roofprobe.device import catalogue
 from roofprobe.errors import RecordError, UsageError
 from roofprobe.plot import draw_roofline, picture_format, save_roofline
-from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of
+from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of, suspects
 
 H200 = next(spec for spec in catalogue() if spec.name == "H200 SXM")
 FULL = Roofline(
@@ -176,7 +177,9 @@ def test_a_point_above_the_roof_is_hollow_and_listed():
     high = Point("too good", 1.0, 9.6e12, "dram", "cupti")
     _, _, points, texts = drawn(Roofline("", FULL.ceilings, (high, FULL.points[0]), ()))
     assert [line.get_markerfacecolor() for line in points] == ["white", "black"]
-    assert "Hollow, above the highest roof: too good, 2 times." in texts[-1]
+    caption = " ".join(texts[-1].split())
+    assert "Hollow, above the roof: too good, 2 times the DRAM roof of 4.8 TB/s: " in caption
+    assert caption.count(suspects()) == 1
 
 
 def test_many_points_are_numbered_with_a_key():
@@ -231,7 +234,8 @@ def test_roofs_of_several_gpus_are_told_apart():
     assert markers[0].get_markerfacecolor() != markers[1].get_markerfacecolor()
     # 17 TFLOP/s are under the H200's roof and 1.08 times the V100's, whose point it is.
     assert markers[1].get_markerfacecolor() == "white"
-    assert "Hollow, above the highest roof: b, 1.08 times." in texts[-1]
+    caption = " ".join(texts[-1].split())
+    assert "Hollow, above the roof: b, 1.08 times the FP32 CUDA cores roof" in caption
 
 
 def test_long_labels_of_several_points_become_numbers():
@@ -379,3 +383,34 @@ def test_parts_of_one_name_are_not_joined():
     one = Point("x", 1, 1e9, "dram", "cupti", share=0.2)
     _, roofs, _, _ = drawn(replace(twice, points=(*twice.points[:1], one)))
     assert len(roofs) == len(PARTS.ceilings)
+
+
+@pytest.mark.parametrize("low", [1e-13, 3e-6, 2e-4, 0.02, 7.0, 3e4])
+@pytest.mark.parametrize("span", [10.0, 300.0, 1e6, 1e12])
+def test_numbers_on_the_axes_do_not_overlap(low, span):
+    points = tuple(Point("", at, 1e12 * at, "dram", "ncu") for at in (low, low * span))
+    figure = Figure(figsize=(3.4, 4), dpi=300)
+    canvas = FigureCanvasAgg(figure)
+    # As wide as save_roofline's Axes: 194.8 of 244.8 points.
+    ax = figure.add_axes((0.172, 0.3, 0.795, 0.6))
+    draw_roofline(ax, Roofline("", (), points, ()))
+    canvas.draw()
+    left, right = ax.get_xlim()
+    boxes = [
+        label.get_window_extent()
+        for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=True)
+        if left <= tick <= right
+    ]
+    assert len(boxes) > 1
+    assert all(one.x1 < next_.x0 for one, next_ in pairwise(boxes))
+
+
+def test_numbers_on_the_axes_are_read_as_they_are():
+    points = tuple(Point("", at, 1e12, "dram", "ncu") for at in (1e-4, 1e8))
+    figure = Figure(figsize=(3.4, 4))
+    ax = figure.add_axes((0.172, 0.3, 0.795, 0.6))
+    draw_roofline(ax, Roofline("", (), points, ()))
+    read = ax.xaxis.get_major_formatter()
+    values = (2e-5, 1e-3, 0.01, 500.0, 2e4, 1e5, 5e12)
+    texts = [read(value) for value in values]
+    assert texts == ["2e-5", "0.001", "0.01", "500", "20000", "1e5", "5e12"]

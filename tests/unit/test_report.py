@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_derive import COUNTERS, SASS, TF32, record
+from test_derive import COUNTERS, READ, SASS, TF32, WRITE, record
 
 from roofprobe import metrics
 from roofprobe.cli import main
@@ -18,6 +18,7 @@ from roofprobe.record import (
     Measurement,
 )
 from roofprobe.report import overlay, roofline_of, save_plot, text
+from roofprobe.roofline import above_roof
 
 RESULTS = Path(__file__).parents[2] / "tests/data/runs"
 ROOFS = (
@@ -226,3 +227,24 @@ def test_plot_refuses_a_format_before_it_reads(tmp_path, capsys):
     assert ".png, .svg, .pdf" in capsys.readouterr().err
     assert main(["plot", str(tmp_path / "missing.json"), "--out", str(tmp_path / "x.png")]) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("written", "noted"), [(10.0, False), (0.0, True)])
+def test_nothing_written_to_dram_is_noted(written, noted):
+    counters = {**whole().rounds[0].counters, WRITE: written}
+    run = replace(whole(), rounds=(replace(whole().rounds[0], counters=counters),))
+    said = " ".join(text(run).split())
+    assert ("0 bytes written to DRAM is a count and no gap: writes stay in L2" in said) is noted
+    (point,) = [p for p in roofline_of(run).points if (p.name, p.level) == ("all FLOP", "dram")]
+    assert ("0 bytes written" in point.note) is noted
+
+
+def test_a_step_is_held_against_the_roofs_of_its_own_paths():
+    # 200 TFLOP of fp32 and 4 of TF32 in 2 s: under TF32's roof, and 1.5 times above fp32's 66.9.
+    counters = {**dict.fromkeys(whole().metrics, 0.0), TF32: 4e12, READ: 1e9, WRITE: 1e9}
+    counters[SASS.format("ffma")] = 100e12
+    run = replace(whole(), rounds=(replace(whole().rounds[0], counters=counters),))
+    roofline = roofline_of(run)
+    (point,) = [p for p in roofline.points if p.level == "dram" and p.name == "all FLOP"]
+    # 200 / 66.9 + 4 / 494.7 = 2.9976 s at least
+    assert above_roof(point, roofline).times == pytest.approx(2.9976 / 2, rel=1e-4)

@@ -17,10 +17,12 @@ from roofprobe.roofline import (
     above_roof,
     attainable,
     ceilings_of,
+    exceeded,
     measured_ceiling,
     mixed_peak,
     place,
     ridge,
+    suspects,
 )
 
 H200 = next(spec for spec in catalogue() if spec.name == "H200 SXM")
@@ -179,7 +181,8 @@ def test_a_point_is_held_against_the_roofs_of_its_device():
     for device, ratio in (("a", 5.0), ("b", None)):
         point = place("p", 50, 1, 1, source="cupti", device=device, spread=(0.1, 0.2))
         assert point.spread == (0.1, 0.2)
-        assert above_roof(point, Roofline("", (slow, fast), (point,), ())) == ratio
+        above = above_roof(point, Roofline("", (slow, fast), (point,), ()))
+        assert (above and above.times) == ratio
 
 
 def test_a_measured_roof_is_a_ceiling():
@@ -194,7 +197,8 @@ def test_a_point_above_the_roof_is_flagged_and_kept():
         if ceilings is None:
             ceilings = (roof("flop", 100), roof("flop", 60), roof("byte", 10, "dram"))
         point = Point("p", intensity, rate, level, "cupti")
-        return above_roof(point, Roofline("", ceilings, (point,), ()))
+        above = above_roof(point, Roofline("", ceilings, (point,), ()))
+        return above and above.times
 
     assert ratio(1, 12) == pytest.approx(1.2)
     assert ratio(1, 10.6) is None  # 1.06 itself is within what steps differ by
@@ -223,3 +227,66 @@ def test_datasheet_ceilings():
 def test_paths_without_a_peak_in_flop_get_no_roof():
     ceilings = ceilings_of(H200, ["tensor_fp4", "tensor_int8", "study_fp16", "analytic_fp32"])
     assert [ceiling.name for ceiling in ceilings] == ["DRAM"]
+
+
+SHEET = ceilings_of(H200, ["tensor_bf16", "sass_fp32"])  # 989.4 and 66.9 TFLOP/s, 4.8 TB/s
+
+
+def test_work_on_several_paths_is_held_against_their_mixed_peak():
+    # 150 GFLOP at 66.9 and 3 GFLOP at 989.4 TFLOP/s take 2.24215 + 0.00303 ms, and it took 1 ms:
+    # far under bf16's roof of 989.4 and all the same 2.245 times too fast.
+    work = {"sass_fp32": 150e9, "tensor_bf16": 3e9}
+    found = exceeded(work, {"dram": 6e8}, 1e-3, SHEET)
+    assert found.times == pytest.approx(2.24518, rel=1e-5)
+    assert found.words == "2.25 times the FP32 CUDA cores roof of 66.9 TFLOP/s"
+    point = place("mix", 153e9, 6e8, 1e-3, source="ncu", work=work)
+    assert above_roof(point, Roofline("", SHEET, (point,), ())) == found
+    assert (
+        above_roof(place("mix", 153e9, 6e8, 1e-3, source="ncu"), Roofline("", SHEET, (), ()))
+        is None
+    )
+    assert exceeded(work, {"dram": 6e8}, 2.2e-3, SHEET) is None  # 1.02 times
+
+
+def test_a_mix_is_told_as_one():
+    # 66.9 and 989.4 GFLOP take 1 ms each at their peaks: 1056.3 GFLOP in 2 ms are 528.15 TFLOP/s.
+    found = exceeded({"sass_fp32": 66.9e9, "tensor_bf16": 989.4e9}, {}, 1e-3, SHEET)
+    assert found.times == pytest.approx(2)
+    assert found.words.startswith("2 times the 528.1 TFLOP/s of its mix of paths")
+    assert found.mix
+    assert "paths that ran at the same time" in suspects(mix=True)
+
+
+def test_bytes_and_time_are_held_against_the_bandwidth():
+    # 4.8 MB at 4.8 TB/s take 1 us.
+    found = exceeded({}, {"dram": 4.8e6, "l2": 1e9}, 0.8e-6, SHEET)
+    assert found.words == "1.25 times the DRAM roof of 4.8 TB/s"
+    assert not found.mix
+    assert exceeded({}, {"dram": 4.8e6}, 0.95e-6, SHEET) is None
+    assert exceeded({}, {"dram": None}, 1e-9, SHEET) is None
+    assert exceeded({"tensor_bf16": 1e15}, {"dram": 4.8e6}, None, SHEET) is None
+    assert exceeded({"tensor_bf16": 1e15}, {"dram": 4.8e6}, 0.0, SHEET) is None
+    # A path without a roof costs no time that is known.
+    assert exceeded({"tensor_fp4": 1e15}, {}, 1e-3, SHEET) is None
+
+
+def test_suspects_stand_in_order():
+    text = suspects()
+    places = [text.index(word) for word in ("product", "clock", "weight", "time")]
+    assert places == sorted(places)
+    assert "same time" not in text
+
+
+def test_the_roof_of_fp16_follows_the_accumulator():
+    card = next(spec for spec in catalogue() if spec.name == "RTX 4090")
+    names = {
+        share: [
+            (c.name, c.value) for c in ceilings_of(card, ["tensor_fp16"], fp16_accumulate=share)
+        ]
+        for share in (0.0, 0.5, 1.0)
+    }
+    assert names[0.0][0] == ("FP16 tensor", 165.2e12)
+    assert names[0.5][0][0] == "FP16 tensor, 50% fp16 accumulate"
+    assert names[1.0][0] == ("FP16 tensor, fp16 accumulate", pytest.approx(330.3e12))
+    (same, _) = ceilings_of(H200, ["tensor_fp16"], fp16_accumulate=1.0)
+    assert (same.name, same.value) == ("FP16 tensor", 989.4e12)

@@ -28,6 +28,7 @@ LAYERS = [
     "ncu_import.source",
     "ncu_import.csv_log",
     "ncu_import.page_text",
+    "ncu_import.damage",
     "ncu_import.transposed",
     "ncu_import.report_file",
     "ncu_import.reader",

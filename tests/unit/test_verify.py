@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from roofprobe import crosscheck, ncu_run, verify
+from roofprobe import crosscheck, ncu_run, refusals, verify
 from roofprobe.cli import main
 from roofprobe.counters import external
 from roofprobe.errors import UsageError
@@ -155,8 +155,10 @@ def test_nccl_kernels_alone_are_filtered_out():
     pattern = ncu_run.NOT_NCCL.removeprefix("regex:")
     for name in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclKernel_Broadcast"):
         assert not re.search(pattern, name)
-    for name in ("nchwToNhwcKernel", "gemm", "ncc_like", "n", "elementwise_kernel", "myncclKernel"):
-        assert re.search(pattern, name + "_x")
+    kept = ("nchwToNhwcKernel", "gemm", "ncc_like", "elementwise_kernel", "myncclKernel")
+    for name in (*kept, "n", "nc", "ncc", "x", "n_x", "nc_x", "ncc_x"):
+        assert re.search(pattern, name)
+        assert re.fullmatch(pattern, name)
 
 
 def test_several_processes_are_averaged(recorded, logs):
@@ -326,6 +328,15 @@ def test_a_fault_is_one_sentence_and_costs_nothing(recorded, ncu, tmp_path, caps
     printed = capsys.readouterr().out
     assert " ".join(sentence.split()) in " ".join(printed.split())
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(("wsl", "fix"), [(False, "NVreg_Restrict"), (True, "under Linux itself")])
+def test_a_refusal_under_wsl_is_the_platforms(recorded, ncu, monkeypatch, wsl, fix):
+    monkeypatch.setattr(refusals, "under_wsl", lambda: wsl)
+    reason = check(recorded, ncu(f"log.write_text('{DENIED}'); sys.exit(1)")).counters[0].reason
+    assert "counter access was refused (ERR_NVGPUCTRPERM)" in reason
+    assert fix in reason
+    assert ("NVreg" in reason) is not wsl
 
 
 def test_one_failed_run_leaves_the_other(recorded, ncu):

@@ -189,6 +189,15 @@ class TestCauses:
         assert found.verdict == "flag"
         assert found.sentence.endswith("so a count or the model is wrong.")
 
+    def test_the_edge_of_five_percent_belongs_to_it(self):
+        # In binary 2.1 / 2 and 0.525 / 0.5 are a rounding above 1.05, as is 1.05 itself.
+        for flop, part in ((1e9, "the model counts"), (4e9, "the hardware's figure counts")):
+            model = Algorithmic(flop, None, "a paper")
+            found = witness(hardware({TF32: 2.1e9}), model).flop
+            assert any(f"mismatch: {part} a multiply-add as one" in text for text in found.causes)
+        at = witness(hardware({TF32: 1.05e9}), Algorithmic(1e9, None)).flop
+        assert at.verdict == "agrees"
+
     def test_element_wise_work(self):
         _, causes = self.causes({TF32: 1.01e9, FADD: 0.2e9}, 1e9)
         assert causes.startswith("element-wise work")

@@ -1,9 +1,11 @@
 """``roofprobe import-ncu``: figures from files that Nsight Compute wrote. Needs no GPU."""
 
 import argparse
+import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +14,21 @@ from roofprobe.device import DeviceSpec
 from roofprobe.errors import UsageError
 from roofprobe.ncu_import import Calibration, Imported, Kernel, import_files
 from roofprobe.ncu_import.numerals import FORMATS
-from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, ceilings_of, place
+from roofprobe.roofline import (
+    Above,
+    Ceiling,
+    LeftOut,
+    Point,
+    Roofline,
+    ceilings_of,
+    exceeded,
+    place,
+    suspects,
+)
 from roofprobe.units import number, seconds, si
 
 _SHOWN: Final = 10  # kernels in the table without --per-kernel
+_FLAGGED: Final = 5  # kernels that are named in a warning
 # A path with less of the total than this gets no roof in the picture.
 _WORTH_A_ROOF: Final = 0.01
 
@@ -70,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         number_format=FORMATS[arguments.number_format] if arguments.number_format else None,
         calibration=calibration,
     )
+    found = replace(found, warnings=(*found.warnings, *_above(found)))
     if arguments.json:
         print(found.to_json(kernels=arguments.per_kernel), end="")
     else:
@@ -102,7 +116,7 @@ def roofline_of(found: Imported, name: str) -> Roofline:
         found: The figures.
         name: Of the workload.
     """
-    specs = _specs(found.gpu) if found.gpu else []
+    specs = device.called(found.gpu) if found.gpu else ()
     ceilings, missing = _roofs(found, specs)
     roofed = {ceiling.level for ceiling in ceilings}
     placed = [_level(found, level, bare=bool(roofed - {level})) for level in metrics.LEVELS]
@@ -133,6 +147,7 @@ def _level(found: Imported, level: str, *, bare: bool) -> Point | LeftOut:
         source="ncu; time: sum of the launches' durations",
         level=level,
         note=", ".join(notes),
+        work=_exact(found, whole),
     )
     if isinstance(point, Point):
         return point
@@ -159,7 +174,8 @@ def _roofs(
     least = _WORTH_A_ROOF * (found.whole.flop["total"] or 0.0)
     flop = {path: value for path, value in found.whole.flop.items() if path != "total"}
     used = [path for path, value in flop.items() if value and value >= least]
-    sheets = [ceilings_of(spec, used) for spec in specs]
+    share = _fp16_accumulate(found)
+    sheets = [ceilings_of(spec, used, fp16_accumulate=share) for spec in specs]
     values = [{ceiling.name: ceiling.value for ceiling in sheet} for sheet in sheets]
     agreed = tuple(c for c in sheets[0] if all(v.get(c.name) == c.value for v in values))
     names = dict.fromkeys(name for sheet in values for name in sheet)
@@ -179,6 +195,60 @@ def _roofs(
     return agreed, missing
 
 
+def _exact(found: Imported, kernel: Kernel) -> dict[str, float]:
+    """FLOP by path, as far as they are known exactly."""
+    return {
+        path: value
+        for path, value in kernel.flop.items()
+        if value and path not in ("total", *found.upper_bound)
+    }
+
+
+def _fp16_accumulate(found: Imported) -> float:
+    """Share of the fp16 FLOP on tensor cores that accumulates in fp16."""
+    flop = found.whole.flop.get("tensor_fp16")
+    # What a calibration scales is the FLOP, and not the counters.
+    return device.fp16_accumulate(found.counters, flop and flop / (found.tensor_scale or 1.0))
+
+
+def _above(found: Imported) -> Iterator[str]:
+    """The warning that the whole or kernels lie above a roof of the GPU that the user named.
+
+    Of several products that are called so the highest roofs count.
+    """
+    specs = device.called(found.gpu) if found.gpu else ()
+    share = _fp16_accumulate(found)
+    whole = _exceeded(found, found.whole, specs, share)
+    several = found.kernels if len(found.kernels) > 1 else ()
+    # Which kernel accumulates in fp16 is not kept, so each may.
+    kernels = [
+        (kernel.name, above)
+        for kernel in several
+        if (above := _exceeded(found, kernel, specs, math.ceil(share))) is not None
+    ]
+    kernels.sort(key=lambda each: -each[1].times)
+    flags = [("all launches", whole)] if whole is not None else []
+    flags += kernels[:_FLAGGED]
+    if flags:
+        said = "; ".join(f"{name}, {above.words}" for name, above in flags)
+        more = len(kernels) - _FLAGGED
+        more_kernels = f"; {more} more kernels" if more > 0 else ""
+        why = suspects(mix=any(above.mix for _, above in flags))
+        yield f"above the roof of {_listed(specs)}: {said}{more_kernels}: {why}"
+
+
+def _exceeded(
+    found: Imported, kernel: Kernel, specs: Sequence[DeviceSpec], fp16_accumulate: float
+) -> Above | None:
+    work = _exact(found, kernel)
+    roofs = [c for spec in specs for c in ceilings_of(spec, work, fp16_accumulate=fp16_accumulate)]
+    return exceeded(work, kernel.byte, kernel.time_s, roofs)
+
+
+def _listed(specs: Sequence[DeviceSpec]) -> str:
+    return " or ".join(spec.name for spec in specs)
+
+
 def _capability(name: str) -> str:
     """Compute capability of a GPU by its name, its chip, or itself (``8.0``).
 
@@ -187,34 +257,14 @@ def _capability(name: str) -> str:
     """
     if re.fullmatch(r"[0-9]+\.[0-9]", name):
         return name
-    found = {spec.compute_capability for spec in _specs(name)}
+    found = {spec.compute_capability for spec in device.called(name)}
     if len(found) != 1:
         known = ", ".join(spec.name for spec in device.catalogue())
         raise UsageError(
-            f"--gpu {name}: {'several GPUs are' if found else 'no GPU is'} called that; name its "
-            f"compute capability (--gpu 8.0) or one of {known}"
+            f"--gpu {name}: {'several GPUs are' if found else 'no GPU known here is'} called that; "
+            f"name its compute capability (--gpu 8.0) or one of {known}"
         )
     return found.pop()
-
-
-def _specs(name: str) -> list[DeviceSpec]:
-    """Products that a name stands for: the one that is called exactly so, or all that may be."""
-    known = device.catalogue()
-    exact = [
-        spec
-        for spec in known
-        if name.lower() in {called.lower() for called in (spec.name, *spec.device_names)}
-    ]
-    wanted = _words([name]) - {"nvidia", "tesla", "geforce"}
-    return exact or [
-        spec
-        for spec in known
-        if wanted and wanted <= _words((spec.name, spec.chip, *spec.device_names))
-    ]
-
-
-def _words(texts: Iterable[str]) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", " ".join(texts).lower()))
 
 
 def _print(found: Imported, *, every: bool) -> None:

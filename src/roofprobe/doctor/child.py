@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from roofprobe import metrics
-from roofprobe._location import find_libcupti, mapped_libcupti
+from roofprobe._location import find_libcupti, mapped, mapped_libcupti
 from roofprobe.doctor import selftest
-from roofprobe.doctor.facts import Counted, Failure, Gpu, mapped
+from roofprobe.doctor.facts import Counted, Failure, Gpu
 from roofprobe.errors import RoofprobeError
 
 if TYPE_CHECKING:

@@ -9,9 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+# Processes that may hold counters, as /proc/PID/comm has them, which ends after 15 letters.
+DCGM: Final = ("nv-hostengine", "dcgm-exporter", "dcgmi")
+PROFILERS: Final = tuple(
+    name[:15] for name in ("nsys", "nsys-launcher", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
+)
+
 # linux/capability.h
 _CAPABILITIES: Final = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
 _MIB: Final = 2**20
+# What nvidia-smi answers for memory that is the CPU's.
+_NO_MEMORY: Final = ("[N/A]", "N/A", "[Not Supported]", "Not Supported")
+_MODES: Final = {"Enabled": True, "Disabled": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class Host:
             capabilities mean nothing to the driver.
         container: What shows that this is a container.
         processes: Names of running processes that may hold counters.
-        mps_pipe: A control pipe of the Multi-Process Service.
+        mps_pipe: Where a daemon of the Multi-Process Service listens.
         environment: Environment variables that matter.
         stubs: Stub libcuda files in folders of LD_LIBRARY_PATH.
         cupti_in_front: libcupti files in folders of LD_LIBRARY_PATH.
@@ -122,6 +131,7 @@ class Gpu:
         sm_count: Streaming multiprocessors.
         memory_byte: As the source has it; nvidia-smi knows none of an integrated GPU.
         integrated: The GPU uses the CPU's memory.
+        mig: MIG is switched on.
         instance: MIG profile of this device, such as ``1c.3g.40gb``.
         sm_clock_max: Hz.
         memory_clock_max: Hz.
@@ -140,6 +150,7 @@ class Gpu:
     sm_count: int | None = None
     memory_byte: int | None = None
     integrated: bool | None = None
+    mig: bool | None = None
     instance: str | None = None
     sm_clock_max: float | None = None
     memory_clock_max: float | None = None
@@ -220,12 +231,6 @@ class Facts:
 # -- Texts --------------------------------------------------------------------------------
 
 
-def driver_version(text: str) -> str | None:
-    """The version in /proc/driver/nvidia/version: ``580.65.06``."""
-    found = re.search(r"Kernel Module.*?\s(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else None
-
-
 def admin_only(params: str) -> bool | None:
     """Whether /proc/driver/nvidia/params restricts counters to administrators."""
     # Drivers have written either name.
@@ -277,11 +282,6 @@ def container(
     return "an overlay as root file system" if re.search(r"^overlay / ", mounts, re.M) else None
 
 
-def mapped(maps: str, stem: str) -> tuple[str, ...]:
-    """Distinct files of a library in the text of /proc/PID/maps: ``mapped(text, "libcuda")``."""
-    return tuple(sorted(set(re.findall(rf"(/\S*/{stem}\.so[.\d]*)$", maps, re.M))))
-
-
 def is_stub(path: str) -> bool:
     """A library for linking only, which does nothing."""
     return "/stubs/" in path
@@ -290,15 +290,19 @@ def is_stub(path: str) -> bool:
 def listed_gpus(text: str) -> tuple[Gpu, ...]:
     """GPUs in the output of ``nvidia-smi --query-gpu=... --format=csv``, by column name.
 
-    ``[N/A]`` and the like, which integrated GPUs answer for memory and clocks, are None.
+    ``[N/A]`` and the like, which integrated GPUs answer for memory and clocks, are None. Whatever
+    nvidia-smi says before, between and after the rows is passed over.
     """
-    rows = csv.reader(text.strip().splitlines(), skipinitialspace=True)
-    header = [name.strip() for name in next(rows, [])]
-    if "name" not in header:
-        return ()
+    header: list[str] = []
     found = []
-    for row in rows:
-        cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        values = [value.strip() for value in row]
+        if not header and "name" in values:
+            header = values
+            continue
+        if not header or len(values) != len(header):
+            continue
+        cells = dict(zip(header, values, strict=True))
         memory = _number(cells, "memory.total")
         index = _number(cells, "index")
         found.append(
@@ -308,6 +312,8 @@ def listed_gpus(text: str) -> tuple[Gpu, ...]:
                 uuid=_text(cells, "uuid"),
                 compute_capability=_text(cells, "compute_cap"),
                 memory_byte=None if memory is None else int(memory * _MIB),
+                integrated=True if _cell(cells, "memory.total") in _NO_MEMORY else None,
+                mig=_MODES.get(_cell(cells, "mig.mode.current")),
                 sm_clock_max=_hertz(cells, "clocks.max.sm"),
                 memory_clock_max=_hertz(cells, "clocks.max.memory"),
                 application_clock=_hertz(cells, "clocks.applications.graphics"),
@@ -319,7 +325,8 @@ def listed_gpus(text: str) -> tuple[Gpu, ...]:
 
 def mig_instances(text: str) -> Mapping[str, str]:
     """MIG instances in the output of ``nvidia-smi -L``: bare UUID -> profile."""
-    rows = re.findall(r"^\s*MIG\s+(\S+)\s+Device\s.*MIG-([0-9a-f-]+)\)", text, re.M)
+    # Drivers before 470 name them by their GPU: MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
+    rows = re.findall(r"^\s*MIG\s+(\S+)\s+Device\s.*MIG-(?:GPU-)?([0-9a-f/-]+)\)", text, re.M)
     return {uuid: profile for profile, uuid in rows}
 
 
@@ -339,7 +346,7 @@ def merged(
         other = rest.pop(bare(gpu.uuid), None)
         if other is not None:
             clocks = ("sm_clock_max", "memory_clock_max", "application_clock", "power_limit")
-            gpu = replace(gpu, **{name: getattr(other, name) for name in clocks})
+            gpu = replace(gpu, **{name: getattr(other, name) for name in ("mig", *clocks)})
         named = re.search(r"\bMIG (\d\S*)", gpu.name)
         profile = instances.get(bare(gpu.uuid) or "", named[1] if named else None)
         found.append(replace(gpu, instance=profile))
@@ -351,8 +358,12 @@ def bare(uuid: str | None) -> str | None:
     return re.sub(r"^(?:GPU|MIG)-", "", uuid) if uuid is not None else None
 
 
+def _cell(cells: Mapping[str, str], name: str) -> str:
+    return next((cells[key] for key in cells if key.partition(" [")[0] == name), "")
+
+
 def _text(cells: Mapping[str, str], name: str) -> str | None:
-    value = next((cells[key] for key in cells if key.partition(" [")[0] == name), "")
+    value = _cell(cells, name)
     return None if not value or value == "N/A" or value.startswith("[") else value
 
 

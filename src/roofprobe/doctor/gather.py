@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from roofprobe import ncu_run
+from roofprobe import ncu_run, refusals
 from roofprobe.counters import external
 from roofprobe.doctor import child, facts
 from roofprobe.doctor.facts import Counted, Facts, Failure, Gpu, Host, Ncu, SelfTest, Software
@@ -34,6 +34,7 @@ _VARIABLES: Final = (
     "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",
     "CUDA_MPS_PIPE_DIRECTORY",
+    refusals.MPS_ALLOWED,
     "NSYS_PROFILING_SESSION_ID",
     "NV_NSIGHT_INJECTION_PORT_BASE",
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR",
@@ -41,21 +42,10 @@ _VARIABLES: Final = (
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN",
     "KINETO_USE_DAEMON",
 )
-# As /proc/PID/comm has them, which ends after 15 letters.
-_PROCESSES: Final = (
-    "nv-hostengine",
-    "dcgm-exporter",
-    "dcgmi",
-    "nvidia-cuda-mps",
-    "nsys",
-    "nsys-launcher",
-    "ncu",
-    "nv-nsight-cu-cli",
-    "compute-sanitizer"[:15],
-)
+_PROCESSES: Final = (*facts.DCGM, *facts.PROFILERS, refusals.MPS_PROCESS)
 _QUERY: Final = (
     "index,name,uuid,compute_cap,memory.total,clocks.max.sm,clocks.max.memory,"
-    "clocks.applications.graphics,power.limit"
+    "clocks.applications.graphics,power.limit,mig.mode.current"
 )
 
 Say = Callable[[str], None]
@@ -99,18 +89,18 @@ def _host() -> Host:
     files = [name for name in ("/.dockerenv", "/run/.containerenv") if Path(name).exists()]
     cgroup, mounts = _read("/proc/self/cgroup"), _read("/proc/self/mounts")
     folders = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control")
+    control = refusals.mps_control()
     return Host(
         kernel=_read("/proc/version").strip() or None,
         dxg=Path("/dev/dxg").exists(),
-        driver=facts.driver_version(_read("/proc/driver/nvidia/version")),
+        driver=refusals.driver_version(),
         admin_only=facts.admin_only(_read("/proc/driver/nvidia/params")),
         uid=facts.effective_uid(status),
         capabilities=facts.capabilities(status),
         own_user_namespace=facts.own_user_namespace(_read("/proc/self/uid_map")),
         container=facts.container(files, cgroup, mounts, os.environ),
         processes=tuple(sorted(set(_processes()) & set(_PROCESSES))),
-        mps_pipe=str(pipe) if pipe.exists() else None,
+        mps_pipe=str(control) if control is not None else None,
         environment=_environment(),
         stubs=tuple(path for path in _in(folders, "libcuda.so*") if facts.is_stub(path)),
         cupti_in_front=_in(folders, "libcupti.so*"),

@@ -8,7 +8,6 @@ from roofprobe import metrics, refusals
 from roofprobe.doctor.facts import Gpu
 from roofprobe.doctor.findings import Finding, fail, not_applicable, ok, warn
 from roofprobe.doctor.state import State, major, major_of, pair
-from roofprobe.errors import WslUnsupportedError
 from roofprobe.units import GIB, si
 
 # The range profiler's first family (cuptiProfilerDeviceSupported in cupti_profiler_target.h of
@@ -58,8 +57,12 @@ def _gpu(state: State, gpu: Gpu) -> Finding:
             + (" or ".join(_called(g) for g in newer) if newer else "a machine with a newer GPU"),
         )
     if gpu.index is None:
-        hidden = "CUDA_VISIBLE_DEVICES" in state.facts.host.environment
-        why = "hidden by CUDA_VISIBLE_DEVICES" if hidden else "PyTorch does not see it"
+        if gpu.mig:
+            why = "MIG is on, so that nothing but its instances can be used"
+        elif "CUDA_VISIBLE_DEVICES" in state.facts.host.environment:
+            why = "hidden by CUDA_VISIBLE_DEVICES"
+        else:
+            why = "PyTorch does not see it"
         return not_applicable(check, f"{what}: {why}")
     if unknown:
         return say(
@@ -70,7 +73,7 @@ def _gpu(state: State, gpu: Gpu) -> Finding:
     if code is None and gpu.failure is not None:
         code = gpu.failure.code
     refusal = refusals.of_status(code, wsl=state.wsl)
-    if refusal is not None and refusal.kind is WslUnsupportedError:
+    if refusal is not None and refusal.of_wsl:
         return not_applicable(check, f"{what}: see platform")
     if refusal is not None and code not in refusals.NOT_OF_THE_GPU:
         return say(check, f"{what}: {refusal.cause}", refusal.fix)
@@ -108,16 +111,11 @@ def _described(gpu: Gpu) -> str:
         parts.append(f"compute capability {gpu.compute_capability}")
     if gpu.sm_count is not None:
         parts.append(f"{gpu.sm_count} SMs")
-    if _shares_memory(gpu):
+    if gpu.integrated:
         parts.append("integrated, with the CPU's memory")
     elif gpu.memory_byte is not None:
         parts.append(f"{gpu.memory_byte / GIB:.0f} GiB")
     return ", ".join(parts)
-
-
-def _shares_memory(gpu: Gpu) -> bool:
-    """nvidia-smi knows no memory of an integrated GPU, and CUDA says what it is."""
-    return gpu.memory_byte is None if gpu.integrated is None else gpu.integrated
 
 
 def permission(state: State) -> Iterator[Finding]:
@@ -141,15 +139,22 @@ def permission(state: State) -> Iterator[Finding]:
     if refusals.INSUFFICIENT_PRIVILEGES in state.codes:
         if able and host.own_user_namespace:
             rule += ", a right that holds in its own user namespace only"
-        yield fail("permission", f"CUPTI was refused: {rule}", refusals.PERMISSION_FIX)
+        yield fail("permission", f"CUPTI was refused: {rule}", _permission_fix(state))
     elif gpu is not None and gpu.granted:
         yield ok("permission", f"CUPTI listed the counters; {rule}")
     elif host.admin_only and (not able or host.own_user_namespace):
-        yield fail("permission", rule, refusals.PERMISSION_FIX)
+        yield fail("permission", rule, _permission_fix(state))
     elif host.admin_only is None:
         yield warn("permission", f"{rule}; only the self-test can tell", None)
     else:
         yield ok("permission", rule)
+
+
+def _permission_fix(state: State) -> str:
+    """The remedy for a refusal, without what is done already."""
+    if state.facts.host.admin_only is False:
+        return refusals.OPEN_ALREADY_FIX
+    return refusals.POWERLESS_FIX if _able(state) else refusals.PERMISSION_FIX
 
 
 def _able(state: State) -> str | None:
@@ -207,7 +212,7 @@ def memory(state: State) -> Iterator[Finding]:
             f"chip {gpu.chip} has none: bytes are counted at L2 and L1 only",
             "read the L2 roofline; for a bandwidth, roofprobe ceilings measures one",
         )
-    elif _shares_memory(gpu):
+    elif gpu.integrated:
         yield warn(
             "DRAM counters",
             "the GPU shares the CPU's memory: it has no bandwidth of its own in a datasheet",

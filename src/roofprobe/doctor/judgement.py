@@ -41,5 +41,7 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
 
 
 def may_measure(facts: Facts) -> bool:
-    """Whether a self-test can be tried: there is a GPU, and CUPTI opens its counters."""
-    return facts.probe_failure is None and facts.gpu is not None and facts.gpu.granted is True
+    """Whether a self-test can be tried: CUPTI opens the GPU's counters, and they are ours alone."""
+    granted = facts.gpu is not None and facts.gpu.granted is True
+    shared = any(finding.status == "fail" for finding in others.mps(State(facts)))
+    return facts.probe_failure is None and granted and not shared

@@ -6,10 +6,12 @@ from pathlib import PurePath
 from typing import Final
 
 from roofprobe import refusals
+from roofprobe.doctor.facts import DCGM, PROFILERS
 from roofprobe.doctor.findings import Finding, fail, ok, warn
 from roofprobe.doctor.state import State, pair
 
 _HOPPER: Final = (9, 0)
+_GPM: Final = "from Hopper on it need not hold the counters"
 
 _INJECTED: Final[Mapping[str, str]] = {
     "NSYS_PROFILING_SESSION_ID": "nsys",
@@ -18,110 +20,118 @@ _INJECTED: Final[Mapping[str, str]] = {
     "NV_SANITIZER_INJECTION_PORT_BASE": "compute-sanitizer",
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "compute-sanitizer",
 }
-# Parts of the file names of libraries that tools inject.
-_INJECTORS: Final = re.compile(r"injection|injector|nsys|nsight|sanitizer|nvbit|cupti", re.I)
-
-_DCGM: Final = ("nv-hostengine", "dcgm-exporter", "dcgmi")
-_PROFILERS: Final = ("nsys", "nsys-launcher", "ncu", "nv-nsight-cu-cli", "compute-sanitiz")
-_MPS: Final = "nvidia-cuda-mps"
+_LISTENERS: Final = ("NVTX_INJECTION64_PATH", "KINETO_USE_DAEMON")
+# Parts of the file names of libraries that tools inject; a compiler's libsanitizer is none.
+_INJECTORS: Final = re.compile(
+    r"injection|injector|nsys|nsight|sanitizer-(?:collection|public)|nvbit", re.I
+)
 
 
 def mps(state: State) -> Iterator[Finding]:
     """Whether counts would be those of several processes."""
     host = state.facts.host
-    stop = "echo quit | nvidia-cuda-mps-control, or run where no MPS server is"
-    if any(name.startswith(_MPS) for name in host.processes):
-        yield fail(
-            "MPS",
-            "the Multi-Process Service runs here: counters would add up what all its clients do",
-            stop,
-        )
+    if any(name.startswith(refusals.MPS_PROCESS) for name in host.processes):
+        text = "the Multi-Process Service runs here: counters would add up what all its clients do"
     elif host.mps_pipe is not None:
-        yield warn(
-            "MPS",
-            f"{host.mps_pipe} is there: if an MPS server still listens to it, counters add up what "
-            "all its clients do",
-            stop,
+        text = (
+            f"{host.mps_pipe} leads to a Multi-Process Service: counters would add up what all its "
+            "clients do"
         )
     else:
         yield ok("MPS", "not in use")
+        return
+    if host.environment.get(refusals.MPS_ALLOWED) == "1":
+        yield warn(
+            "MPS",
+            f"{text}; {refusals.MPS_ALLOWED}=1 has them taken, and marked as shared",
+            "make sure that this process is its one client",
+        )
+    else:
+        yield fail("MPS", text, refusals.MPS_FIX)
 
 
 def other_profilers(state: State) -> Iterator[Finding]:
     """Who else reads counters on this machine."""
     host = state.facts.host
-    running = [name for name in host.processes if name in _DCGM]
-    profilers = [name for name in host.processes if name in _PROFILERS]
-    named = ", ".join(running)
+    dcgm = ", ".join(name for name in host.processes if name in DCGM)
+    profilers = ", ".join(name for name in host.processes if name in PROFILERS)
     if refusals.HARDWARE_BUSY in state.codes:
-        refusal = refusals.of_status(refusals.HARDWARE_BUSY, wsl=False)
-        assert refusal is not None
-        if running:
-            text = f"the counters are taken, most likely by DCGM's profiling fields ({named} runs)"
-        elif profilers:
-            text = f"the counters are taken, most likely by {', '.join(profilers)}"
-        else:
-            hidden = " of the host, which a container does not show" if host.container else ""
-            text = "the counters are taken; no DCGM or profiler is seen here, so look for one" + (
-                hidden or " of another user"
-            )
-        fix = "stop it, then measure again" if profilers and not running else refusals.DCGM_FIX
-        yield fail("other profilers", text, fix)
-    elif running:
-        old = [g for g in state.facts.gpus if (pair(g.compute_capability) or _HOPPER) < _HOPPER]
-        if old:
-            yield warn(
-                "other profilers",
-                f"DCGM runs ({named}); where it watches profiling fields it holds the counters of "
-                "all GPUs of the machine",
-                refusals.DCGM_FIX,
-            )
-        else:
-            yield ok(
-                "other profilers",
-                f"DCGM runs ({named}); from Hopper on it need not hold the counters",
-            )
-    elif profilers:
+        yield _taken(state, dcgm, profilers)
+        return
+    if profilers:
         yield warn(
             "other profilers",
-            f"{', '.join(profilers)} runs on this machine and may hold the counters",
+            f"{profilers} runs on this machine and may hold the counters",
             "wait for it to end",
         )
-    else:
+    if dcgm and _all_from_hopper_on(state):
+        yield ok("other profilers", f"DCGM runs ({dcgm}); {_GPM}")
+    elif dcgm:
+        yield warn(
+            "other profilers",
+            f"DCGM runs ({dcgm}); where it watches profiling fields it holds the counters of all "
+            "GPUs of the machine",
+            refusals.DCGM_FIX,
+        )
+    if not profilers and not dcgm:
         yield ok("other profilers", "none is seen running")
+
+
+def _taken(state: State, dcgm: str, profilers: str) -> Finding:
+    """Who may have the counters that were refused as busy."""
+    suspects = [profilers] if profilers else []
+    if dcgm and not _all_from_hopper_on(state):
+        suspects.append(f"DCGM's profiling fields ({dcgm} runs)")
+    if suspects:
+        text = f"the counters are taken, most likely by {' or by '.join(suspects)}"
+    else:
+        host = state.facts.host
+        where = "the host, which a container does not show" if host.container else "another user"
+        seen = f"DCGM runs ({dcgm}), but {_GPM}" if dcgm else "no DCGM or profiler is seen here"
+        text = f"the counters are taken; {seen}, so look for a profiler of {where}"
+    if profilers and not dcgm:
+        fix = "stop it, then measure again"
+    elif suspects and not profilers:
+        fix = refusals.DCGM_FIX
+    else:
+        refusal = refusals.of_status(refusals.HARDWARE_BUSY, wsl=False)
+        assert refusal is not None
+        fix = refusal.fix
+    return fail("other profilers", text, fix)
+
+
+def _all_from_hopper_on(state: State) -> bool:
+    """Every GPU of the machine is one whose monitors need not hold the counters."""
+    found = [pair(gpu.compute_capability) for gpu in state.facts.gpus]
+    return bool(found) and all(version is not None and version >= _HOPPER for version in found)
 
 
 def injected(state: State) -> Iterator[Finding]:
     """Which tool has been put into this process."""
     environment = state.facts.host.environment
-    tools = sorted({tool for name, tool in _INJECTED.items() if name in environment})
-    injected = environment.get("CUDA_INJECTION64_PATH")
-    preloaded = [
-        path
+    named = [f"{tool} ({name})" for name, tool in _INJECTED.items() if name in environment]
+    if "CUDA_INJECTION64_PATH" in environment:
+        named.append(f"CUDA_INJECTION64_PATH={environment['CUDA_INJECTION64_PATH']}")
+    named += [
+        f"LD_PRELOAD={path}"
         for path in re.split(r"[:\s]+", environment.get("LD_PRELOAD", ""))
         if _INJECTORS.search(PurePath(path).name)
     ]
+    # PyTorch listens for a daemon wherever KINETO_USE_DAEMON is set, to 0 as well.
+    named += [name for name in _LISTENERS if name in environment]
+    evidence = f"the environment names {', '.join(named)}"
     busy = next((code for code in (39, 36, 38) if code in state.codes), None)
-    said = [f"CUDA_INJECTION64_PATH={injected}"] if injected else []
-    said += [f"LD_PRELOAD={path}" for path in preloaded]
-    if tools or said:
-        who = " and ".join(tools) or "a tool"
-        evidence = [name for name in _INJECTED if name in environment] + said
-        yield fail(
-            "injected tools",
-            f"{who} is in this process and is its one CUPTI client ({', '.join(evidence)})",
-            "run without it; roofprobe verify runs ncu by itself",
-        )
-    elif busy is not None:
+    if busy is not None:
         refusal = refusals.of_status(busy, wsl=False)
         assert refusal is not None
-        yield fail("injected tools", refusal.cause, refusal.fix)
-    elif "NVTX_INJECTION64_PATH" in environment or "KINETO_USE_DAEMON" in environment:
-        named = [n for n in ("NVTX_INJECTION64_PATH", "KINETO_USE_DAEMON") if n in environment]
+        text = f"{refusal.cause}; {evidence}" if named else refusal.cause
+        yield fail("injected tools", text, refusal.fix)
+    elif named:
         yield warn(
             "injected tools",
-            f"{' and '.join(named)} set: a tool that listens may use CUPTI as well",
-            f"unset {' '.join(named)}",
+            f"{evidence}: a tool may be in this process, and CUPTI serves one client",
+            "should counters be refused or the self-test fail, run without it; roofprobe verify "
+            "runs ncu by itself",
         )
     else:
         yield ok("injected tools", "none in the environment")

@@ -173,7 +173,8 @@ def _failed(counted: Counted, check: str, wsl: bool) -> Finding | None:
     if failure is None:
         return None
     refusal = refusals.of_status(failure.code, wsl=wsl)
-    if failure.code in refusals.NOT_OF_THE_GPU:
+    platform = refusal is not None and refusal.of_wsl
+    if platform or failure.code in refusals.NOT_OF_THE_GPU:
         return not_applicable(check, "see what failed above")
     fix = refusal.fix if refusal is not None else _WRONG
     return fail(check, failure.text, fix)

@@ -1,14 +1,25 @@
 """Rules on the platform, the driver, PyTorch, CUPTI and the tools beside it. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from roofprobe import refusals
 from roofprobe.doctor.facts import is_stub
 from roofprobe.doctor.findings import Finding, fail, not_applicable, ok, warn
-from roofprobe.doctor.state import State, count, major, pair
+from roofprobe.doctor.state import State, count, major, pair, release
 
 _NO_DRIVER: Final = "no NVIDIA driver answers"
+_NO_DEVICE: Final = "CUDA_ERROR_NO_DEVICE"
+# Other ways in which cuInit fails on a machine that has a driver (cuda.h), and the remedies.
+_START_FIXES: Final[Mapping[str, str]] = {
+    "CUDA_ERROR_SYSTEM_NOT_READY": "on a machine with NVSwitch, whoever runs the HOST starts the "
+    "fabric manager of the driver's version (systemctl start nvidia-fabricmanager); elsewhere wait "
+    "until the machine has started up",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "reboot after a driver update, or start the container "
+    "anew; take folders with another libcuda (CUDA's compat) off LD_LIBRARY_PATH",
+    "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take CUDA's compat folder off LD_LIBRARY_PATH: "
+    "this GPU needs a driver as new as its libcuda",
+}
 _ANALYTIC: Final = (
     "a step can be modelled without one (roofprobe.measure(backend='analytic'), or python -m "
     "roofprobe.train); to measure, run roofprobe doctor on the machine with the GPU"
@@ -20,12 +31,20 @@ def platform(state: State) -> Iterator[Finding]:
     gpu = state.facts.gpu
     if not state.wsl:
         yield ok("platform", "not under WSL")
-    elif gpu is not None and gpu.granted:
-        yield ok("platform", "WSL, and CUPTI opens this GPU's counters")
-    else:
+    elif state.wsl_refuses:
         refusal = refusals.of_status(refusals.WSL, wsl=True)
         assert refusal is not None
         yield fail("platform", refusal.cause, refusal.fix)
+    elif gpu is not None and gpu.granted:
+        yield ok("platform", "WSL, and CUPTI opens this GPU's counters")
+    else:
+        yield warn(
+            "platform",
+            "WSL, which does not offer the counters of every GPU; CUPTI has not said whether it "
+            "offers those of this one",
+            "mend what fails below; should the counters be refused then, measure under Linux "
+            "itself",
+        )
 
 
 def probe(state: State) -> Iterator[Finding]:
@@ -47,23 +66,60 @@ def driver(state: State) -> Iterator[Finding]:
         version = host.driver or "of unknown version"
         yield ok("driver", f"{version}, for CUDA {software.cuda_driver}")
         return
-    why = f" ({software.driver_failure.text})" if software.driver_failure else ""
+    said = software.driver_failure.text if software.driver_failure else ""
+    why = f" ({said})" if said else ""
     if state.facts.probe_failure is not None:
         yield not_applicable("driver", f"kernel module {host.driver or 'not seen'}; see probe")
-    elif host.driver is not None:
-        yield fail(
-            "driver",
-            f"the kernel has NVIDIA's module {host.driver}, but this process cannot use it{why}",
-            "start the container with its GPUs (--gpus all), or reboot after a driver update",
-        )
-    elif state.usable or state.wsl:
+    elif software.devices == 0 and state.usable and _hidden(state):
+        known = host.driver or "its version is not known"
+        yield not_applicable("driver", f"{known}; it shows this process no GPU: see PyTorch")
+    elif software.devices:
         yield warn("driver", f"its version is not known{why}", "look at nvidia-smi")
+    elif host.driver is not None or state.usable:
+        there = (
+            f"the kernel has NVIDIA's module {host.driver}"
+            if host.driver is not None
+            else "nvidia-smi finds a driver"
+        )
+        yield fail(
+            "driver", f"{there}, but this process cannot use it{why}", _start_fix(state, said)
+        )
     else:
         yield fail(
             "driver",
             f"{_NO_DRIVER}, so there are no hardware counters to read on this machine{why}",
             _ANALYTIC,
         )
+
+
+def _start_fix(state: State, said: str) -> str:
+    """What to do where the driver does not start in this process."""
+    known = next((fix for error, fix in _START_FIXES.items() if error in said), None)
+    default = (
+        "start the container with its GPUs (--gpus all, "
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility), or reboot after a driver update"
+    )
+    return known or _hidden(state) or default
+
+
+def _hidden(state: State) -> str | None:
+    """What to do where CUDA is well and shows no GPU; None where nothing tells."""
+    failure = state.facts.software.driver_failure
+    if failure is not None and _NO_DEVICE not in failure.text:
+        return None
+    visible = state.facts.host.environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return (
+            f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it or name a GPU that nvidia-smi -L lists"
+        )
+    sliced = next((gpu.name for gpu in state.facts.gpus if gpu.mig), None)
+    if sliced is not None:
+        return (
+            f"MIG is on for {sliced}, and CUDA sees nothing but MIG instances: whoever runs the "
+            "HOST makes one (nvidia-smi mig -cgi PROFILE -C) or switches MIG off (nvidia-smi -mig "
+            "0)"
+        )
+    return None
 
 
 def torch(state: State) -> Iterator[Finding]:
@@ -86,13 +142,13 @@ def torch(state: State) -> Iterator[Finding]:
             "install a build for CUDA 12.6 or newer (https://pytorch.org/get-started)",
         )
     elif not software.devices:
-        visible = state.facts.host.environment.get("CUDA_VISIBLE_DEVICES")
-        hint = (
-            f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it or name a GPU that nvidia-smi -L lists"
-            if visible is not None
-            else "compare its CUDA version with the driver's, and update the older of the two"
-        )
-        yield fail("PyTorch", f"{software.torch} (CUDA {software.torch_cuda}) sees no GPU", hint)
+        text = f"{software.torch} (CUDA {software.torch_cuda}) sees no GPU"
+        hint = "compare its CUDA version with the driver's, and update the older of the two"
+        hidden = _hidden(state)
+        if hidden is None and software.driver_failure is not None:
+            yield not_applicable("PyTorch", f"{text}: see driver")
+        else:
+            yield fail("PyTorch", text, hidden or hint)
     else:
         yield ok(
             "PyTorch",
@@ -122,7 +178,10 @@ def cupti(state: State) -> Iterator[Finding]:
         yield not_applicable("CUPTI", "not asked")
     else:
         known = f", knows {count(len(software.chips), 'chip')}" if software.chips else ""
-        what = f"{software.cupti_version} at {software.cupti}{known}"
+        version = release(software.cupti_version)
+        if version != software.cupti_version:
+            version = f"{version} ({software.cupti_version})"
+        what = f"{version} at {software.cupti}{known}"
         newer = _is_newer(software.cupti_version, software.cuda_driver)
         if newer:
             say = fail if newer == "major" else warn
@@ -147,6 +206,14 @@ def cupti(state: State) -> Iterator[Finding]:
             f"a stub, which is for linking only, was loaded as the driver: {', '.join(stubs)}",
             "take the stubs folder off LD_LIBRARY_PATH; the driver's own libcuda is "
             + (", ".join(set(software.loaded_cuda) - set(stubs)) or "in the system's folders"),
+        )
+    elif len(software.loaded_cuda) > 1 and not state.wsl:  # WSL's own is made of two
+        yield warn(
+            "libcuda",
+            f"{len(software.loaded_cuda)} copies of libcuda are in one process: "
+            f"{', '.join(software.loaded_cuda)}",
+            "leave one of them: take CUDA's compat folder off LD_LIBRARY_PATH, unless the driver "
+            "is too old without it",
         )
     elif host.stubs:
         yield warn(
@@ -197,7 +264,7 @@ def ncu(state: State) -> Iterator[Finding]:
 def _is_newer(cupti: str | None, driver: str | None) -> str | None:
     """``major`` or ``minor`` where CUPTI is newer than what the driver supports."""
     theirs = pair(driver)
-    ours = pair(cupti) or ((12, 0) if major(cupti) else None)
+    ours = pair(release(cupti)) or ((12, 0) if major(cupti) else None)
     if ours is None or theirs is None or ours <= theirs:
         return None
     return "major" if ours[0] > theirs[0] else "minor"

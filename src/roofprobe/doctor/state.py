@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from roofprobe import refusals
 from roofprobe.doctor.facts import Facts
+
+# cupti_version.h
+_OLD_NUMBERS: Final = {"API 24": "12.6", "API 26": "12.8", "API 27": "12.9", "API 28": "12.9"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,14 @@ class State:
         return refusals.is_wsl(host.kernel, host.dxg) or refusals.WSL in self.codes or said
 
     @property
+    def wsl_refuses(self) -> bool:
+        """The platform itself keeps the counters back."""
+        gpu = self.facts.gpu
+        codes = {*self.codes, refusals.status_of_support(gpu.support if gpu is not None else {})}
+        found = (refusals.of_status(code, wsl=self.wsl) for code in codes)
+        return any(refusal is not None and refusal.of_wsl for refusal in found)
+
+    @property
     def usable(self) -> bool:
         """The driver answers, or a GPU was seen."""
         return self.facts.software.cuda_driver is not None or bool(self.facts.gpus)
@@ -32,6 +44,11 @@ class State:
         failures = [self.facts.gpu.failure if self.facts.gpu else None]
         failures += [counted.failure for counted in test.counted] if test else []
         return frozenset(f.code for f in failures if f is not None and f.code is not None)
+
+
+def release(cupti: str | None) -> str | None:
+    """The CUDA release of a CUPTI version, whose older numbers count otherwise (``API 26``)."""
+    return _OLD_NUMBERS.get(cupti or "", cupti)
 
 
 def pair(version: str | None) -> tuple[int, int] | None:
@@ -47,7 +64,7 @@ def major_of(version: str | None) -> int | None:
 
 
 def major(version: str | None) -> int | None:
-    """CUDA's major version; CUPTI's older numbers ("API 26") are all CUDA 12's."""
+    """CUDA's major version; those of CUPTI's older numbers that work are all CUDA 12's."""
     return 12 if (version or "").startswith("API") else major_of(version)
 
 

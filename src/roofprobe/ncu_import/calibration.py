@@ -1,18 +1,22 @@
 """The scale of a chip's tensor-operation counter, from a matrix product of known size."""
 
+import difflib
 import json
 import math
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
+from roofprobe import metrics
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import.totals import Term, Terms
 
 # A counter counts an FMA as two or as one; padding of odd sizes adds a little.
 _SCALES: Final = (1.0, 2.0)
 _TOLERANCE: Final = 0.05
+_NEAR: Final = 3  # names that a message offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,10 @@ class Calibration:
         """What the tensor counters must be multiplied with: 1 or 2.
 
         Raises:
-            RecordError: the kernel is not in the files, or neither scale explains its count.
+            RecordError: the kernel is not in the files, its operations are unknown, or neither
+                scale explains their count.
         """
+        self._require({title for term in parts.items for title in term.titles})
         counted = 0.0
         launches: set[int] = set()
         for term in parts.of("flop"):
@@ -59,6 +65,8 @@ class Calibration:
                     if term.titles[name] == self.kernel:
                         launches.add(launch)
                         counted += value
+                        if math.isnan(value):
+                            self._refuse(term, parts)
         if not launches or not counted:
             raise RecordError(
                 f"the calibration kernel {self.kernel!r} has no tensor operations in the files"
@@ -70,6 +78,23 @@ class Calibration:
         raise RecordError(
             f"the calibration kernel {self.kernel!r} should do {self.flop:.6g} FLOP and counts "
             f"{counted / len(launches):.6g}: a ratio of {ratio:.4g}, where 1 or 2 was expected"
+        )
+
+    def _require(self, titles: Collection[str]) -> None:
+        if self.kernel in titles:
+            return
+        near = [title for title in titles if self.kernel in title]
+        near += difflib.get_close_matches(self.kernel, titles, _NEAR)
+        shown = ", ".join(map(repr, dict.fromkeys(near[:_NEAR]))) or "nothing like it"
+        raise RecordError(
+            f"no kernel in the files has the calibration's name {self.kernel!r}: give the name as "
+            f"it stands there, in full (there is {shown})"
+        )
+
+    def _refuse(self, term: Term, parts: Terms) -> NoReturn:
+        why = parts.reasons.get(".".join(term.figure), f"{term.source} has no value")
+        raise RecordError(
+            f"the tensor operations of the calibration kernel {self.kernel!r} are unknown: {why}"
         )
 
     def apply(self, parts: Terms) -> float:
@@ -90,4 +115,11 @@ class Calibration:
                 ],
             )
             parts.items[index] = Term(term.figure, values, term.names, term.titles, term.source)
+        if all(term.titles[name] == self.kernel for term in parts.items for name in term.names):
+            # Sums over no launch would be zeros.
+            parts.items.clear()
+            figures = ("flop.total", "time_s", *(f"byte.{level}" for level in metrics.LEVELS))
+            parts.reasons |= dict.fromkeys(
+                figures, f"the files hold no kernel but {self.kernel}, which is in no total"
+            )
         return scale

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from roofprobe import metrics
 from roofprobe.errors import RecordError
-from roofprobe.ncu_import import merge, reader, totals
+from roofprobe.ncu_import import csv_log, merge, reader, totals
 from roofprobe.ncu_import.calibration import Calibration
 from roofprobe.ncu_import.launches import Launches
 from roofprobe.ncu_import.numerals import NumberFormat
@@ -20,6 +20,11 @@ SCHEMA: Final = "roofprobe.ncu"
 VERSION: Final = 1
 
 _LONGEST_NUMBER: Final = 19  # digits of a process or device
+_LISTED: Final = 5  # names in a warning
+_RANGE_REPLAY: Final = "range"  # what ncu calls it in place of a kernel
+# Bytes of two files can be compared only where these agree.
+_MODES: Final = ("cache_control", "replay_mode")
+_UNTOLD: Final = "ncu's files do not say; its defaults are --cache-control all --replay-mode kernel"
 _BYTES: Final = ("dram_read", "dram_write", "dram", "l2", "l1")
 
 
@@ -80,7 +85,8 @@ class Imported:
         kernels: Figures by kernel name, in order of appearance.
         parts: Figures by process and device, where there are several.
         ranges: Figures by NVTX range, where the files have ranges.
-        steady: The first range after which the kernels do not change any more.
+        steady: The first of the most ranges in a row that ran the same kernels; None where no two
+            did.
         processes: Process IDs of the first run.
         devices: Device numbers.
         upper_bound: FLOP figures that are the most that they can be.
@@ -130,7 +136,8 @@ class Imported:
             "processes": list(self.processes),
             "devices": list(self.devices),
             "unavailable": dict(self.unavailable),
-            "reasons": dict(self.reasons),
+            **dict.fromkeys(_MODES),
+            "reasons": {**self.reasons, **dict.fromkeys(_MODES, _UNTOLD)},
             "skipped_lines": self.skipped_lines,
             "failed_kernels": list(self.failed_kernels),
             "counters": dict(self.counters),
@@ -179,14 +186,9 @@ def import_files(
     warnings = [
         text if len(contents) == 1 else f"{content.path.name}: {text}"
         for content in contents
-        for text in (*content.warnings, *content.messages.warnings)
+        for text in (*content.warnings, *content.messages.notes())
     ]
-    unavailable = {
-        name: "ncu could not access it" for message in messages for name in message.missing
-    }
     failed = tuple(dict.fromkeys(name for message in messages for name in message.failed))
-    if failed:
-        warnings.append(f"ncu could not profile {', '.join(failed)}: not in any total")
     work = merge.merge(contents)
     launches = work.launches
     capabilities = _capabilities(launches, gpu, compute_capability)
@@ -199,7 +201,8 @@ def import_files(
             f"{left_out} launches of {calibration.kernel} settled the tensor counter's scale "
             f"({scale:g}) and are left out of every total"
         )
-    unavailable |= launches.unusable | _missing(launches)
+    told = {name: why for message in messages for name, why in message.missing.items()}
+    unavailable = _unavailable(launches, told)
     warnings += [*work.warnings, *parts.warnings]
     reasons = dict(parts.reasons)
     whole = _whole(work, parts, len(launches) - left_out, reasons, warnings, unavailable)
@@ -207,7 +210,7 @@ def import_files(
     if len(owners) > 1:
         warnings.append(
             f"{len(owners)} devices or processes: time_s adds up what may have run at the same "
-            "time; the roof of all is their number times that of one"
+            f"time; {_job_roof(launches)}"
         )
     ranges, steady = _ranges(launches, parts, warnings) if work.paired else ((), None)
     return Imported(
@@ -242,18 +245,25 @@ def _capabilities(launches: Launches, gpu: str | None, named: str | None) -> tup
     return tuple(sorted(told or ({named} if named else set())))
 
 
-def _missing(launches: Launches) -> dict[str, str]:
-    """Metrics without a number in some launch."""
-    found = {}
+def _unavailable(launches: Launches, told: Mapping[str, str]) -> dict[str, str]:
+    """Metrics without a number in some launch, and why.
+
+    Args:
+        launches: Of all files.
+        told: Reasons that ncu itself gave.
+    """
+    found = {**told, **launches.unusable}
     count = len(launches)
     for column in launches.columns:
         if column.meaning is None:
             continue
         missing = totals.nan_count(launches, column)
         if missing:
-            why = "; ".join(column.reasons) or "no row in the file"
+            why = told.get(column.name) or "; ".join(column.reasons) or "no row in the file"
             where = "" if missing == count else f" ({missing} of {count} launches)"
             found[column.name] = why + where
+        elif column.name in told:
+            found.pop(column.name, None)  # another of the files has it
     return found
 
 
@@ -319,7 +329,7 @@ def _figures(name: str, count: int, sums: Mapping[Figure, float]) -> Kernel:
         flop=flop,
         op={p: _known(v) for (k, p), v in sums.items() if k == "op"},
         byte=byte,
-        time_s=_known(sums.get(("time", ""), math.nan)),
+        time_s=_known(sums.get(("time", ""), math.nan)) or None,  # no work takes no time
         intensity=levels["dram"],
         intensity_by_level=levels,
     )
@@ -351,6 +361,28 @@ def _by_owner(launches: Launches, parts: Terms) -> tuple[Kernel, ...]:
     )
 
 
+def _job_roof(launches: Launches) -> str:
+    """The roof of several devices or processes, in words.
+
+    A device number is no GPU's identity: every process can have a device 0 of its own.
+    """
+    owners = [launches.owners[who] for who in dict.fromkeys(launches.owner)]
+    chips = dict.fromkeys(o.compute_capability for o in owners if o.compute_capability)
+    if len(chips) > 1:
+        return (
+            f"they have compute capabilities {', '.join(chips)}, so there is no one roof of all: "
+            "compare each with its own"
+        )
+    least = len({(owner.host, owner.device) for owner in owners})
+    most = len({(owner.host, owner.process, owner.device) for owner in owners})
+    if least < most:
+        return (
+            "a device number does not tell whether processes shared a GPU, so the roof of all is "
+            f"{least} to {most} times that of one"
+        )
+    return f"the roof of all is {most} times that of one, if each has a GPU of its own"
+
+
 def _called(host: str, process: str, device: str | None) -> str:
     where = f" on {host}" if host not in ("", "127.0.0.1", "localhost") else ""
     return f"process {process or '?'}{where}" + (f", device {device}" if device is not None else "")
@@ -359,21 +391,57 @@ def _called(host: str, process: str, device: str | None) -> str:
 def _ranges(
     launches: Launches, parts: Terms, warnings: list[str]
 ) -> tuple[tuple[Kernel, ...], str | None]:
-    found = list(launches.by_range())
-    kinds = [Counter(launches.names[launch] for launch in chosen) for _, chosen in found]
-    steady = next((i for i in range(len(kinds) - 1) if kinds[i] == kinds[i + 1]), None)
-    if steady is not None:
-        warnings += [
-            f"{name}: kernel set differs from later ranges (autotune or warm-up)"
-            for name, _ in found[:steady]
-        ]
-    return (
-        tuple(
-            _figures(name, len(chosen), totals.summed(parts.items, chosen))
-            for name, chosen in found
-        ),
-        found[steady][0] if steady is not None else None,
+    found = _by_range(launches)
+    figures = tuple(
+        _figures(name, len(chosen), totals.summed(parts.items, chosen))
+        for name, chosen in found.items()
     )
+    names = list(found)
+    kinds = [Counter(launches.titles[launches.names[i]] for i in found[name]) for name in names]
+    start, count = _longest_run(kinds)
+    if count > 1:
+        for where, others in (("later", range(start)), ("earlier", range(start, len(names)))):
+            odd = [names[i] for i in others if kinds[i] != kinds[start]]
+            if odd:
+                warnings.append(
+                    f"{_listed(odd)}: kernel set differs from {where} ranges (autotune or warm-up)"
+                )
+        return figures, names[start]
+    if names:
+        warnings.append(
+            f"{_listed(names)}: no two ranges in a row ran the same kernels, so nothing shows that "
+            "autotune and warm-up were over; profile two steps, each in a range of its own name"
+        )
+    return figures, None
+
+
+def _by_range(launches: Launches) -> dict[str, list[int]]:
+    """Launches by range, at the outermost level of nesting that has several ranges."""
+    levels: list[dict[str, list[int]]] = []
+    for text, chosen in launches.by_range():
+        for level, name in enumerate(text.split(csv_log.NESTED)):
+            if level == len(levels):
+                levels.append({})
+            levels[level].setdefault(name, []).extend(chosen)
+    return next((level for level in levels if len(level) > 1), levels[0] if levels else {})
+
+
+def _longest_run(kinds: Sequence[Counter[str]]) -> tuple[int, int]:
+    """Start and length of the most equal multisets of kernels in a row, the first of several."""
+    best = start = count = 0
+    for index, kind in enumerate(kinds):
+        # Range replay shows a range as one launch, whatever is inside.
+        same = index > 0 and kind == kinds[index - 1] and set(kind) != {_RANGE_REPLAY}
+        if not same:
+            start = index
+        if index + 1 - start > count:
+            best, count = start, index + 1 - start
+    return best, count
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _counters(launches: Launches) -> dict[str, float]:

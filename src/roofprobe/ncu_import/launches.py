@@ -1,16 +1,17 @@
 """The launches of one file, column by column, so that a million rows fit in little memory.
 
-A launch is known by (process, device, context, ID). A column holds one metric of every launch.
+A launch is known by (process, device, context, ID), and by its time of day where the file has it.
+A column holds one metric of every launch.
 """
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import numerals, unit_names, vocabulary
-from roofprobe.ncu_import.numerals import NotANumberError, Numerals
+from roofprobe.ncu_import.numerals import Known, NotANumberError, Numerals
 from roofprobe.ncu_import.vocabulary import Meaning
 
 _T = TypeVar("_T")
@@ -22,8 +23,8 @@ _NO_VALUE: Final = -math.inf
 _DIGITS: Final = 19  # fewer are a number without a second look
 _LARGEST_ID: Final = 2**62
 
-# A value printed in a scaled unit has four or more digits; in the same unit it must be the same.
-_ROUNDING: Final = 5e-3
+# Two decimals is the least that ncu prints in a scaled unit; in the same unit values must be equal.
+_ROUNDING: Final = 5e-3  # of the unit
 _SAME: Final = 1e-9
 
 
@@ -47,23 +48,82 @@ class Column:
         reasons: Why cells have no number -> how many.
         names: By launch, an index into ``titles``; the launches of the file that it comes from.
         titles: Kernel names.
+        key: What tells it from other columns: its name, and for a label what it stands for and the
+            section.
+        scales: Of the units that it is printed in, in order of appearance.
     """
 
     def __init__(
-        self, name: str, meaning: Meaning | None, names: "array[int]", titles: list[str]
+        self, key: tuple[str, ...], meaning: Meaning | None, names: "array[int]", titles: list[str]
     ) -> None:
-        self.name = name
+        self.key = key
+        self.name = key[0]
         self.meaning = meaning
         self.values = array("d")
         self.reasons: dict[str, int] = {}
         self.names = names
         self.titles = titles
-        self.scales: set[float] = set()
+        self.scales: list[float] = []
+        # By launch, an index into ``scales``; what lies beyond its end is in the first of them.
+        self._units = array("B")
+
+    @property
+    def tolerance(self) -> float:
+        """How far from the true ones values can be, as a fraction; beyond that they differ."""
+        return _SAME if set(self.scales) <= {1.0} else _ROUNDING
+
+    def unit(self, scale: float) -> int:
+        """The index of a unit in ``scales``."""
+        if scale not in self.scales:
+            self.scales.append(scale)
+        return self.scales.index(scale)
+
+    def scale(self, launch: int) -> float:
+        """That of the unit in which a launch's value is printed."""
+        return self.scales[self._unit_of(launch)]
+
+    def _unit_of(self, launch: int) -> int:
+        return self._units[launch] if launch < len(self._units) else 0
+
+    def note_unit(self, launch: int, unit: int) -> None:
+        """Keeps in which unit a launch's value is printed."""
+        if unit or launch < len(self._units):
+            self._units.extend([0] * (launch + 1 - len(self._units)))
+            self._units[launch] = unit
+
+    def take(self, launch: int, value: float, scale: float) -> bool:
+        """Adds a value of a launch; of two that agree the finer is kept.
+
+        Returns:
+            False where the launch has another value.
+        """
+        known = self.values[launch]
+        if value == _NO_VALUE and not math.isnan(known):
+            return True
+        if known != _NO_VALUE and not math.isnan(known):
+            if not _agree(known, value, self.scale(launch), scale):
+                return False
+            if scale >= self.scale(launch):
+                return True
+        self.values[launch] = value
+        self.note_unit(launch, self.unit(scale))
+        return True
+
+    def select(self, order: Sequence[int], count: int) -> None:
+        """Keeps some of ``count`` launches, in a new order."""
+        values = self.padded(count)
+        self.values = array("d", [values[i] for i in order])
+        self._units = array("B", map(self._unit_of, order))
+
+    def padded(self, count: int) -> "array[float]":
+        """The cells of ``count`` launches."""
+        values = array("d", self.values)
+        values.extend([_NO_ROW] * (count - len(values)))
+        return values
 
     def filled(self, count: int) -> "array[float]":
         """The values of ``count`` launches, NaN where there is none."""
-        values = array("d", self.values)
-        values.extend([_NO_ROW] * (count - len(values)))
+        values = self.padded(count)
         if self.reasons:
             for index, value in enumerate(values):
                 if value == _NO_VALUE:
@@ -78,7 +138,10 @@ class Column:
 class Sink:
     """Where the values of one (metric, unit, section) of a file go."""
 
-    __slots__ = ("_column", "_index", "_launches", "_refusal", "_scale", "_values", "_whole")
+    __slots__ = (
+        *("_column", "_index", "_known", "_launches", "_refusal", "_scale", "_tells", "_unit"),
+        *("_usual", "_values"),
+    )
 
     def __init__(
         self,
@@ -86,7 +149,7 @@ class Sink:
         column: Column,
         index: int,
         scale: float,
-        whole: bool,
+        known: Known,
         refusal: str | None,
     ) -> None:
         self._launches = launches
@@ -94,9 +157,11 @@ class Sink:
         self._index = index
         self._scale = scale
         self._values = column.values
-        self._whole = whole
+        self._known = known
+        self._tells = known.needed or known.clue is not None
         self._refusal = refusal
-        column.scales.add(scale)
+        self._unit = column.unit(scale)
+        self._usual = launches.numerals.usual
 
     def put(self, launch: int, text: str) -> None:
         """Stores a cell.
@@ -105,24 +170,16 @@ class Sink:
             RecordError: it is needed and no number.
         """
         if self._refusal is None and text.isdecimal() and len(text) < _DIGITS:
-            if len(text) > 3:
+            if len(text) > 3 and self._tells:
                 self._launches.numerals.ungrouped = True
             en = de = float(text) * self._scale
+        elif self._refusal is None and (usual := self._usual(text)) is not None:
+            en = de = usual * self._scale
         else:
-            reason = self._refusal
-            if not text[:1].isdecimal():
-                reason = numerals.absent(text) or reason
-            if reason is not None:
-                self._column.reasons[reason] = self._column.reasons.get(reason, 0) + 1
-                en = de = _NO_VALUE
-            else:
-                try:
-                    en, de = self._launches.numerals.both(text, whole=self._whole)
-                except NotANumberError:
-                    if self._column.meaning is None:
-                        return  # an attribute in words
-                    raise RecordError(f"{self._column.name}: {text!r} is not a number") from None
-                en, de = en * self._scale, de * self._scale
+            found = self._read(text)
+            if found is None:
+                return
+            en, de = found
         values = self._values
         count = len(values)
         if launch == count:
@@ -130,14 +187,40 @@ class Sink:
         elif launch > count:
             values.extend([_NO_ROW] * (launch - count))
             values.append(en)
-        elif math.isnan(values[launch]):
+        elif math.isnan(values[launch]) or values[launch] == _NO_VALUE:
             values[launch] = en
         else:
-            if values[launch] != en:
-                self._launches.repeat(self._index, launch, en, de)
+            self._launches.came_again(launch)
+            if values[launch] != en or self._scale < self._column.scale(launch):
+                self._launches.repeat(self._index, launch, en, de, self._scale)
             return
+        if self._unit:
+            self._column.note_unit(launch, self._unit)
         if en != de:
             self._launches.doubt(self._index, launch, de)
+
+    def _read(self, text: str) -> tuple[float, float] | None:
+        """A cell in both formats, without a number where it has none; None for one of no use."""
+        reason = self._refusal
+        if not text[:1].isdecimal() or "#" in text:
+            reason = numerals.absent(text) or reason
+        if reason is None:
+            meaning = self._column.meaning
+            try:
+                en, de = self._launches.numerals.both(text, *self._known)
+            except NotANumberError as error:
+                if meaning is None or vocabulary.is_hint(meaning):
+                    return None  # an attribute in words
+                reason = numerals.wordy(text)
+                if reason is None:
+                    raise RecordError(f"{self._column.name}: {error}") from None
+            else:
+                en, de = en * self._scale, de * self._scale
+                reason = numerals.impossible(en)
+                if reason is None:
+                    return en, de
+        self._column.reasons[reason] = self._column.reasons.get(reason, 0) + 1
+        return _NO_VALUE, _NO_VALUE
 
 
 class Launches:
@@ -155,6 +238,8 @@ class Launches:
         range_names: Distinct NVTX ranges.
         columns: One for each metric.
         unusable: Metric -> why its values cannot be used.
+        again: Launches that came twice, below two headers, with the same values.
+        table: Number of the header whose rows are read.
     """
 
     def __init__(self, numerals: Numerals) -> None:
@@ -169,41 +254,72 @@ class Launches:
         self.range_names: list[str] = []
         self.columns: list[Column] = []
         self.unusable: dict[str, str] = {}
+        self.again: set[int] = set()
         self._ids = array("q")
-        self._find: list[dict[int, int]] = []
+        self._times = array("i")
+        self._time_names: list[str] = []
+        self._find: list[dict[tuple[int, int], int]] = []
         self._owner_of: dict[Owner, int] = {}
         self._title_of: dict[str, int] = {}
         self._shape_of: dict[str, int] = {}
         self._range_of: dict[str, int] = {}
+        self._time_of: dict[str, int] = {}
         self._column_of: dict[tuple[str, ...], int] = {}
+        self._tables = array("i")  # by launch, in which table it came first
+        self.table = 0
         self._doubts = (array("i"), array("q"), array("d"))
-        self._repeats: list[tuple[int, int, float, float]] = []
+        self._repeats: list[tuple[int, int, float, float, float]] = []
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def launch(self, owner: Owner, ident: int, name: str, grid: str = "", nvtx: str = "") -> int:
+    def launch(
+        self,
+        owner: Owner,
+        ident: int,
+        name: str,
+        grid: str = "",
+        nvtx: str = "",
+        time: str = "",
+    ) -> int:
         """The index of a launch; a new one where it was not seen before.
 
+        Args:
+            owner: Who launched.
+            ident: Its ID.
+            name: The kernel's.
+            grid: Grid and block.
+            nvtx: The range.
+            time: Of day, as the file has it.
+
         Raises:
-            RecordError: the same launch under two kernel names, or an impossible ID.
+            RecordError: the same launch under two kernel names or grids, or an impossible ID.
         """
         if ident > _LARGEST_ID:
             raise RecordError(f"{ident} is no launch ID: the file is damaged")
         who = _intern(owner, self._owner_of, self.owners)
         if who == len(self._find):
             self._find.append({})
-        known = self._find[who].get(ident)
+        key = (ident, _intern(time, self._time_of, self._time_names))
+        known = self._find[who].get(key)
         if known is not None:
-            if self.titles[self.names[known]] != name:
+            had, shape = self.titles[self.names[known]], self.shapes[self.grids[known]]
+            if had != name:
                 raise RecordError(
                     f"launch {ident} of process {owner.process} is called both "
-                    f"{self.titles[self.names[known]]!r} and {name!r}: two runs in one file?"
+                    f"{had!r} and {name!r}: two runs in one file?"
+                )
+            if shape and grid and shape != grid:
+                raise RecordError(
+                    f"launch {ident} of process {owner.process} ({name}) has both the grid {shape} "
+                    f"and {grid}: two runs in one file?"
                 )
             return known
-        index = self._find[who][ident] = len(self.names)
+        index = self._find[who][key] = len(self.names)
         self.owner.append(who)
         self._ids.append(ident)
+        self._times.append(key[1])
+        self._tables.append(self.table)
         self.names.append(_intern(name, self._title_of, self.titles))
         self.grids.append(_intern(grid, self._shape_of, self.shapes))
         self.ranges.append(_intern(nvtx, self._range_of, self.range_names) if nvtx else -1)
@@ -220,27 +336,41 @@ class Launches:
             found = vocabulary.meaning(name, known.dimension)
         except RecordError as error:
             # A unit matters only where the value is used.
-            if vocabulary.meaning(name, "") is not None:
+            known, found = unit_names.Unit(1.0, unit), vocabulary.meaning(name, "")
+            if found is not None and not vocabulary.is_hint(found):
                 raise RecordError(f"{name}: {error}") from None
-            known, found = unit_names.Unit(1.0, unit), None
         refusal = None
         if isinstance(found, str):
             # A cell without a number often has no unit either; only a number makes it a fault.
             refusal, found = found, vocabulary.expected(name)
             if found is None:
                 self.unusable[name] = refusal
-        needed = found is not None
-        # A label can stand for different things in two sections; a metric's name cannot.
-        exact = needed and vocabulary.is_metric_name(name)
-        key = (name,) if exact else (name, unit, section)
+        # A label can stand for different things in two sections, and as a share beside its value;
+        # a metric's name cannot. Of its unit only the size changes from launch to launch.
+        exact = found is not None and vocabulary.is_metric_name(name)
+        stands_for = known.dimension if found is None else found.kind
+        index = self._index((name,) if exact else (name, stands_for, section), found)
+        expected = Known(
+            # Only an unscaled count is whole: 1.234 Mbyte is fine.
+            whole=found is not None and found.whole and known.scale == 1.0,
+            clue=numerals.clue(name, unit),
+            needed=found is not None and not vocabulary.is_hint(found),
+        )
+        refusal = None if found is None else refusal
+        return Sink(self, self.columns[index], index, known.scale, expected, refusal)
+
+    def _index(self, key: tuple[str, ...], meaning: Meaning | None) -> int:
+        """The index of a column; a new one where it was not seen before."""
         index = self._column_of.get(key)
         if index is None:
             index = self._column_of[key] = len(self.columns)
-            self.columns.append(Column(name, found, self.names, self.titles))
-        scale = known.scale if needed else 1.0
-        # Only an unscaled count is whole: 1.234 Mbyte is fine.
-        whole = found is not None and found.whole and known.scale == 1.0
-        return Sink(self, self.columns[index], index, scale, whole, refusal if needed else None)
+            self.columns.append(Column(key, meaning, self.names, self.titles))
+        return index
+
+    def came_again(self, launch: int) -> None:
+        """Notes that a launch has a cell once more; below its own header that is no news."""
+        if self._tables[launch] != self.table:
+            self.again.add(launch)
 
     def doubt(self, column: int, launch: int, de: float) -> None:
         """Keeps the other reading of a number until the file's format is known."""
@@ -249,9 +379,9 @@ class Launches:
         launches.append(launch)
         values.append(de)
 
-    def repeat(self, column: int, launch: int, en: float, de: float) -> None:
+    def repeat(self, column: int, launch: int, en: float, de: float, scale: float) -> None:
         """Keeps a second value of the same metric and launch, to be compared later."""
-        self._repeats.append((column, launch, en, de))
+        self._repeats.append((column, launch, en, de, scale))
 
     def settle(self) -> None:
         """Decides the number format, once the whole file was read.
@@ -264,16 +394,16 @@ class Launches:
             for doubted, launch, value in zip(*self._doubts, strict=True):
                 self.columns[doubted].values[launch] = value
         self._doubts = (array("i"), array("q"), array("d"))
-        for index, launch, en, de in self._repeats:
-            column = self.columns[index]
-            first, second = column.values[launch], de if german else en
-            tolerance = _ROUNDING if len(column.scales) > 1 else _SAME
-            if not _same(first, second, tolerance):
-                raise RecordError(
-                    f"{column.name} of {self.describe(launch)} is there twice, with different "
-                    f"values: {_shown(first)} and {_shown(second)}"
-                )
+        for index, launch, en, de, scale in self._repeats:
+            self._take(self.columns[index], launch, de if german else en, scale)
         self._repeats.clear()
+
+    def _take(self, column: Column, launch: int, value: float, scale: float) -> None:
+        if not column.take(launch, value, scale):
+            raise RecordError(
+                f"{column.name} of {self.describe(launch)} is there twice, with different values: "
+                f"{shown(column.values[launch])} and {shown(value)}"
+            )
 
     def describe(self, launch: int) -> str:
         """A launch in words."""
@@ -284,25 +414,58 @@ class Launches:
         return self._ids[launch]
 
     def lacks(self, launch: int) -> bool:
-        """Whether a launch lacks a metric that every other launch has."""
-        others = len(self) - 1
-        return others > 0 and any(
-            not column.has(launch)
-            and len(column.values) >= others
-            and all(column.has(other) for other in range(len(self)) if other != launch)
-            for column in self.columns
-        )
+        """Whether a launch breaks off: it has only a part of what all others of its chip have.
+
+        A launch with metrics of its own is another run's or another chip's, and no part.
+        """
+        chip = self._capability(launch)
+        peers = [i for i in range(len(self)) if i != launch and self._capability(i) == chip]
+        labels: dict[tuple[str, str], list[Column]] = {}
+        for column in self.columns:
+            labels.setdefault((column.key[0], column.key[-1]), []).append(column)
+        missing = False
+        for columns in labels.values():
+            if not peers or all(column.meaning is None for column in columns):
+                continue
+            having = (any(column.has(i) for column in columns) for i in peers)
+            if not any(column.has(launch) for column in columns):
+                missing = missing or all(having)
+            elif not any(having):
+                return False
+        return missing
+
+    def _capability(self, launch: int) -> str | None:
+        """Compute capability of the device that a launch ran on."""
+        return self.owners[self.owner[launch]].compute_capability
+
+    def call(self, process: str) -> None:
+        """Gives a name to the process of launches that have none."""
+        self.owners = [
+            owner if owner.process else owner._replace(process=process) for owner in self.owners
+        ]
+        self._owner_of = {owner: index for index, owner in enumerate(self.owners)}
+
+    def restarted(self) -> bool:
+        """Whether a process has one ID at two times of day."""
+        return len(set(zip(self.owner, self._ids, strict=True))) < len(self)
 
     def drop(self, launch: int) -> None:
         """Takes a launch out of every column. Call it after ``settle``."""
-        for values in (self.owner, self.names, self.grids, self.ranges, self._ids):
-            del values[launch]
+        self.select([*range(launch), *range(launch + 1, len(self))])
+
+    def select(self, order: Sequence[int]) -> None:
+        """Keeps some launches, in a new order. Call it after ``settle``."""
+        count = len(self)
+        by_launch = (self.owner, self.names, self.grids, self.ranges)
+        for numbers in (*by_launch, self._ids, self._times, self._tables):
+            numbers[:] = array(numbers.typecode, [numbers[i] for i in order])
         for column in self.columns:
-            if launch < len(column.values):
-                del column.values[launch]
+            column.select(order, count)
+        self.again = {new for new, old in enumerate(order) if old in self.again}
         self._find = [{} for _ in self.owners]
-        for index, (who, ident) in enumerate(zip(self.owner, self._ids, strict=True)):
-            self._find[who][ident] = index
+        keys = zip(self.owner, self._ids, self._times, strict=True)
+        for index, (who, ident, time) in enumerate(keys):
+            self._find[who][ident, time] = index
 
     def absorb(self, other: "Launches") -> None:
         """Adds another file's launches; one that both have is taken once.
@@ -311,7 +474,6 @@ class Launches:
             RecordError: both have a launch, with different values.
         """
         places = array("q")
-        before = len(self)
         for index, who in enumerate(other.owner):
             nvtx = other.ranges[index]
             place = self.launch(
@@ -320,25 +482,22 @@ class Launches:
                 other.titles[other.names[index]],
                 other.shapes[other.grids[index]],
                 other.range_names[nvtx] if nvtx >= 0 else "",
+                other._time_names[other._times[index]],
             )
             places.append(place)
-        mine = {column.name: column for column in self.columns if column.meaning is not None}
         for column in other.columns:
-            if column.meaning is None:
-                continue
-            target = mine[column.name].values
-            target.extend([_NO_ROW] * (len(self) - len(target)))
-            for place, value in zip(places, column.values, strict=False):
-                if place < before and not _same(target[place], value, _SAME):
-                    raise RecordError(
-                        f"{column.name} of {self.describe(place)} is there twice, with different "
-                        f"values: {_shown(target[place])} and {_shown(value)}"
-                    )
-                target[place] = value
-            for reason, count in column.reasons.items():
-                reasons = mine[column.name].reasons
-                reasons[reason] = reasons.get(reason, 0) + count
+            if column.meaning is not None:
+                mine = self.columns[self._index(column.key, column.meaning)]
+                self._absorb(mine, column, places)
         self.unusable.update(other.unusable)
+
+    def _absorb(self, mine: Column, column: Column, places: Sequence[int]) -> None:
+        mine.values = mine.padded(len(self))
+        for index, (place, value) in enumerate(zip(places, column.values, strict=False)):
+            if not math.isnan(value):
+                self._take(mine, place, value, column.scale(index))
+        for reason, count in column.reasons.items():
+            mine.reasons[reason] = mine.reasons.get(reason, 0) + count
 
     def by_range(self) -> Iterator[tuple[str, list[int]]]:
         """NVTX ranges with their launches, in order of appearance."""
@@ -358,10 +517,12 @@ def _intern(item: _T, index: dict[_T, int], items: list[_T]) -> int:
     return found
 
 
-def _same(first: float, second: float, tolerance: float) -> bool:
-    absent = math.isnan(first) and math.isnan(second)
-    return absent or math.isclose(first, second, rel_tol=tolerance)
+def _agree(first: float, second: float, *scales: float) -> bool:
+    """Whether two values can be one, printed in units of these sizes."""
+    rounding = _ROUNDING * max(scales) if len(set(scales)) > 1 else 0.0
+    return math.isclose(first, second, rel_tol=_SAME, abs_tol=rounding)
 
 
-def _shown(value: float) -> str:
+def shown(value: float) -> str:
+    """A cell in words."""
     return "n/a" if value == _NO_VALUE else f"{value:.9g}"

@@ -1,15 +1,102 @@
-"""What ncu says about itself in a log: refusals, failed kernels, metrics that it could not read."""
+"""What ncu says about itself in a log: refusals, failed kernels, metrics that it could not read.
+
+The causes are told by the words that ncu is known to print; what is not known is quoted as it is.
+"""
 
 import re
 from typing import Final
 
+from roofprobe import refusals
 from roofprobe.errors import RecordError
-from roofprobe.refusals import PERMISSION_FIX
+from roofprobe.refusals import INSUFFICIENT_PRIVILEGES, PERMISSION_FIX, WITHOUT_COUNTERS
 
-_MESSAGE: Final = re.compile(r"==(?P<level>PROF|WARNING|ERROR)== *(?P<text>.*)")
+# Several messages, progress and a table can share a line: a message ends where the next one or
+# a row begins.
+_MESSAGE: Final = re.compile(
+    r"==(?P<level>PROF|WARNING|ERROR)== *"
+    r'(?P<text>.*?)(?===(?:PROF|WARNING|ERROR)==|"(?:ID|[0-9]+)"[,;\t]"|$)'
+)
+# The same without the mark, as ncu of old and programs that start it print it.
+_UNMARKED: Final = re.compile(r"\W*error\b.*NVGPUCTRPERM", re.IGNORECASE)
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>.+?)"')
-_MISSING: Final = re.compile(r"following (?:[0-9]+ )?metrics?: *(?P<names>.+?)\.?\s*$")
+_MISSING: Final = re.compile(r"following (?:[0-9]+ )?metrics?\b(?P<names>.*)")
+_METRIC: Final = re.compile(r"\b[a-z0-9_]+__[\w.]*\w")
+_BEGUN: Final = re.compile(r'Profiling "(?P<kernel>.+)".*: *[0-9]+%[0-9%.]*$')
+_DONE: Final = re.compile(r"100%|[0-9]+ pass(?:es)?\b")
+_REPORT: Final = re.compile(r"Report: *(?P<path>\S.*)")
+_WINDOWS: Final = re.compile(r"Connected to process [0-9]+ \([A-Za-z]:\\")
+_WSL: Final = re.compile(r"[0-9]-microsoft-standard", re.IGNORECASE)  # of a kernel's release
+_CHILDREN: Final = "--target-processes all"
+# Lines that only point to others.
+_HOLLOW: Final = re.compile(
+    r"$|An error (?:was reported by the|occurred while trying)|No kernels were profiled"
+    rf"|{_FAILED.pattern}[^:]*$|.*{_CHILDREN}"
+)
+_ENDED: Final = re.compile(r"The application returned an error code")
+
 PERMISSION: Final = "ERR_NVGPUCTRPERM"
+_LAUNCHER: Final = f"where a launcher starts the program, run ncu with {_CHILDREN}"
+
+# What ncu says, and what to do about it: a CUPTI status that means the same, or a remedy. The
+# order is that of blame, for one cause can bring several messages.
+_CAUSES: Final[tuple[tuple[str, int | str], ...]] = (
+    (
+        "NVGPUCTRPERM|NVSOLN1000|INSUFFICIENT_PRIVILEGES|not have permission to (?:profile|access)",
+        INSUFFICIENT_PRIVILEGES,
+    ),
+    ("driver resource was unavailable|HARDWARE_BUSY", refusals.HARDWARE_BUSY),
+    (r"Windows Subsystem for Linux|\bWSL2?\b", refusals.WSL),
+    ("Confidential Computing", 41),
+    ("Mining Processor|NVCMPGPU", 42),
+    (r"\bvGPU\b", 40),
+    ("lock GPU clock", "run ncu with --clock-control none"),
+    (
+        "other MIG instances",
+        "units shared with other MIG instances cannot be read: leave out the metrics of DRAM and "
+        "L2, or measure on a GPU with MIG switched off",
+    ),
+    (
+        r"not supported on (?:this )?device|\bGPU\b.* not supported",
+        "ncu --list-chips names the GPUs that this ncu knows; take the newest for a new GPU, "
+        "2025.2 or older for Volta (compute capability 7.0), and another GPU for what is older",
+    ),
+    ("stub libcuda", "take CUDA's stubs folder off LD_LIBRARY_PATH"),
+    (
+        "driver is not compatible|LibraryNotLoaded|load Nsight Compute CUDA modules",
+        "update the driver, or take the ncu of the CUDA version that nvidia-smi shows",
+    ),
+    (
+        "nsight-compute-lock|InterprocessLock",
+        "wait until the other ncu has ended; where the lock is another user's file, set TMPDIR to "
+        "a folder of your own",
+    ),
+    (
+        "find metric|find section|unrecogni[sz]ed option",
+        "correct ncu's options; ncu --query-metrics, --list-sections and --help show what there is",
+    ),
+    (
+        "taking more time than expected",
+        "kernels that wait for other processes (nccl) hang where ncu replays them one at a time: "
+        "leave them out with --kernel-name",
+    ),
+    (
+        "LaunchFailed|Unknown ?Error|prepare kernel for profiling",
+        "find out whether the program runs without ncu and under compute-sanitizer; if it does, "
+        "try --replay-mode application",
+    ),
+    ("before first instrumented API call", _LAUNCHER),
+    (r"filter\b.*\bmatch", "change ncu's --kernel-name, or leave it out"),
+    ("Received signal", "ncu was stopped: let it run to its end"),
+    (_ENDED.pattern, "the program failed: see what it printed, and run it without ncu first"),
+)
+
+# roofprobe itself does not run there, so only logs come from it.
+_WINDOWS_FIX: Final = (
+    "under Windows, an administrator allows it in the NVIDIA Control Panel (Developer, Manage GPU "
+    f"Performance Counters), or runs ncu; {WITHOUT_COUNTERS}"
+)
+_LONGEST: Final = 300  # characters of a message that are quoted
 
 
 def refused() -> str:
@@ -23,56 +110,137 @@ class Messages:
     Attributes:
         warnings: Texts of warnings.
         errors: Texts of errors.
-        failed: Kernels that could not be profiled.
-        missing: Metrics that could not be read.
+        missing: Metrics that could not be read -> why.
     """
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.errors: list[str] = []
-        self.failed: list[str] = []
-        self.missing: list[str] = []
+        self.missing: dict[str, str] = {}
+        self._failed: list[str] = []
+        self._begun: str | None = None  # the kernel that ncu is at
+        self._profiled = False
+        self._report: str | None = None
         self._ran = False
+        self._wsl = False
+        self._windows = False
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Kernels that could not be profiled, and the one at which ncu stopped."""
+        last = [self._begun] if self._begun is not None else []
+        return tuple(dict.fromkeys([*self._failed, *last]))
 
     def take(self, line: str) -> bool:
         """Reads a line; False when it is not ncu's."""
-        found = _MESSAGE.search(line)
-        if found is None:
-            return False
-        text = found["text"].strip()
+        line = _COLOUR.sub("", line)
+        self._wsl = self._wsl or _WSL.search(line) is not None
+        if _DONE.search(line):
+            self._begun = None
+        found = list(_MESSAGE.finditer(line))
+        for message in found:
+            self._take(message["level"], message["text"].strip())
+        if found or not _UNMARKED.match(line):
+            return bool(found)
+        self.errors.append(line.strip())
+        return True
+
+    def _take(self, level: str, text: str) -> None:
         self._ran = True
-        if found["level"] == "WARNING":
+        if level == "WARNING":
             self.warnings.append(text)
-        elif found["level"] == "ERROR":
+        elif level == "ERROR" or text.startswith("Received signal"):
             self.errors.append(text)
+        else:
+            self._progress(text)
         failed = _FAILED.search(text)
         if failed is not None:
-            self.failed.append(failed["kernel"])
+            self._failed.append(failed["kernel"])
         missing = _MISSING.search(text)
         if missing is not None:
-            names = [name.strip() for name in missing["names"].split(",")]
-            self.missing += [name for name in names if "__" in name]
-        return True
+            why = "ncu could not access it"
+            if "MIG" in text:
+                why += "; under MIG, units shared with other MIG instances cannot be read"
+            self.missing |= dict.fromkeys(_METRIC.findall(missing["names"]), why)
+
+    def _progress(self, text: str) -> None:
+        begun, report = _BEGUN.match(text), _REPORT.match(text)
+        if text.startswith("Profiling"):
+            self._begun = begun["kernel"] if begun is not None else None
+            if _DONE.search(text):
+                self._begun, self._profiled = None, True
+        if report is not None:
+            self._report = report["path"]
+        self._windows = self._windows or _WINDOWS.match(text) is not None
+
+    def notes(self) -> list[str]:
+        """Warnings for a file that has launches."""
+        missed = [
+            f"ncu reported an error, so launches may be missing from every total: {self._told(e)}"
+            for e in self._substance(self.errors)
+        ]
+        if self.failed:
+            missed.append(f"ncu could not profile {', '.join(self.failed)}: not in any total")
+        # A failed kernel is named above.
+        return [*missed, *(text for text in self.warnings if not _HOLLOW.match(text))]
 
     def no_kernels(self, header: bool) -> RecordError:
         """Why a file has no launch, and what to do about it."""
-        if any(PERMISSION in text for text in (*self.errors, *self.warnings)):
-            return RecordError(f"no kernels were profiled: {refused()}")
-        failed = f"; failed: {', '.join(dict.fromkeys(self.failed))}" if self.failed else ""
-        said = next((text for text in self.errors if not _FAILED.search(text)), None)
-        if said is not None:
-            failed += f"; ncu said: {said}"
-        if header:
+        said = self._cause()
+        if not self._ran and not said and not header:
             return RecordError(
-                f"no kernels were profiled: there is a header and no row below it{failed}. "
-                "Where a launcher starts the program, run ncu with --target-processes all"
+                "no ncu output in it: neither a CSV header nor a details page; "
+                "write it with ncu --csv --log-file FILE"
             )
-        if self._ran:
-            return RecordError(
-                f"no kernels were profiled{failed}. Where a launcher starts the program, run ncu "
-                "with --target-processes all"
-            )
-        return RecordError(
-            "no ncu output in it: neither a CSV header nor a details page; "
-            "write it with ncu --csv --log-file FILE"
-        )
+        if self._report is not None:
+            what = f"the launches are not in it but in a report; import {self._report} instead"
+        elif self._profiled and not header:
+            what = "ncu's figures are not in it; import what ncu printed, or its report"
+        else:
+            what = "no kernels were profiled"
+            what += ": there is a header and no row below it" if header else ""
+            hinted = any(_CHILDREN in text for text in self.warnings)
+            if not said and (hinted or not self.failed):
+                said = _LAUNCHER
+        failed = f"; failed: {', '.join(self.failed)}" if self.failed else ""
+        return RecordError(what + failed + (f"; {said}" if said else ""))
+
+    def _cause(self) -> str:
+        """What ncu said that tells most, and what to do about it; the empty text for nothing."""
+        errors = self._substance(self.errors)
+        texts = [*errors, *self._substance(self.warnings)]
+        if not texts:
+            return ""
+        first = min(texts, key=_blame)
+        told = [first] if _blame(first) < len(_CAUSES) else errors or texts
+        return f"ncu said: {'; '.join(map(self._told, told))}"
+
+    def _substance(self, texts: list[str]) -> list[str]:
+        """Those of some messages that say what happened."""
+        told = [text for text in dict.fromkeys(texts) if not _HOLLOW.match(text)]
+        causes = [text for text in told if not _ENDED.match(text)]
+        # Where ncu gives up it ends the program, and reports that as well.
+        return causes or ([] if self._failed else told)
+
+    def _told(self, text: str) -> str:
+        """A message, and what to do about it where that is known."""
+        place = _blame(text)
+        if place == len(_CAUSES):
+            return text.rstrip(".")[:_LONGEST]
+        quoted = text.partition(". ")[0].rstrip(".")[:_LONGEST]
+        return f"{quoted}; {self._remedy(_CAUSES[place][1])}"
+
+    def _remedy(self, remedy: int | str) -> str:
+        if isinstance(remedy, str):
+            return remedy
+        if remedy == INSUFFICIENT_PRIVILEGES and self._windows:
+            return _WINDOWS_FIX
+        refusal = refusals.of_status(remedy, wsl=self._wsl)
+        assert refusal is not None
+        return f"{refusal.cause}: {refusal.fix}"
+
+
+def _blame(text: str) -> int:
+    """The place of a message's cause in the table, the table's length for an unknown one."""
+    known = (place for place, (pattern, _) in enumerate(_CAUSES) if re.search(pattern, text))
+    return next(known, len(_CAUSES))

@@ -6,53 +6,129 @@ a factor of 1000. Evidence, strongest first:
 
 1. A number that reads one way only: ``1,234,567``, ``1,234.5``, ``0.5``, ``12.25``; and a count
    that must be whole (``1,234`` instructions).
-2. Integers without any grouping (``1234567``): then a lone separator is a decimal one.
+2. What a value is (see ``clue``): ``45,678 %`` of the peak has decimals, ``1,024`` threads have
+   none. And long integers without a point or comma (``1234567``, ``1 234 567``, ``1'234'567``):
+   then a lone separator is a decimal one.
 3. Fields separated by semicolons, as programs write them where the comma is the decimal sign.
+
+Only where a number that a figure needs reads two ways does the file have to tell.
 """
 
 import re
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from roofprobe.errors import RecordError
 
-NumberFormat = Literal["en", "de"]
+NumberFormat = Literal["en", "ch", "de", "fr"]
+Reading = Literal["en", "de"]  # by the sign before the decimals
+Clue = Literal["whole", "share"]
 
-# What --number-format takes: the sign before the decimals decides. Spaces and apostrophes group
+# What --number-format takes.
+FORMATS: Final[dict[str, NumberFormat]] = {"en": "en", "ch": "ch", "de": "de", "fr": "fr"}
+# The sign before the decimals, and the one between thousands. Spaces and apostrophes group
 # thousands in every format.
-FORMATS: Final[dict[str, NumberFormat]] = {"en": "en", "ch": "en", "de": "de", "fr": "de"}
+_SIGNS: Final[dict[NumberFormat, tuple[str, str]]] = {
+    "en": (".", ","),
+    "ch": (".", ""),
+    "de": (",", "."),
+    "fr": (",", ""),
+}
 
 _SHAPE: Final = re.compile(r"([+-]?)([0-9]+)((?:[.,][0-9]+)*)([eE][+-]?[0-9]+)?")
-_NEUTRAL: Final = re.compile(r"(?<=[0-9])[ \u00a0\u2009\u202f'\u2019](?=[0-9]{3}(?![0-9]))")
+_NEUTRAL: Final = re.compile(
+    r"[+-]?[1-9][0-9]{0,2}([ \u00a0\u2009\u202f'\u2019])[0-9]{3}(?:\1[0-9]{3})*(?![0-9])"
+)
+_NEVER: Final = re.compile(r"(?!)").fullmatch
+# Hardware counters are whole, and so are sums and extremes of them; so is the shape of a launch.
+_COUNTER: Final = re.compile(
+    r"(?!derived__)[a-z0-9]+__\w+\.(?:sum|max|min)|launch__thread_count|Elapsed Cycles|Threads"
+)
+_COUNTED: Final = frozenset({"byte", "cycle", "inst", "op", "request", "sector", "thread", "warp"})
+_SIZES: Final = frozenset({"launch__grid_size", "launch__block_size", "Grid Size", "Block Size"})
+# Time stamps are whole nanoseconds.
+_DURATION: Final = re.compile(r"gpu__time_duration\b.*|Duration")
 # No counter gets there; a damaged one can, and sums of it would be infinite.
 _LARGEST: Final = 1e30
 _LONGEST: Final = 60  # characters
-_ABSENT: Final = frozenset({"", "n/a", "na", "-", "--", "none", "null", "[n/a]"})
+# Spreadsheets and C runtimes write them as "#N/A", "1.#QNAN", "-nan(ind)", "[n/a]".
+_ABSENT: Final = re.compile(r"[^0-9a-z]*(?:|n\W?a|none|null|not available|no data)[^0-9a-z]*")
+_NAN: Final = re.compile(r"[+-]?(?:[0-9]\.#)?(?:[qs]?nan|ind).*")
+_INFINITE: Final = re.compile(r"[+-]?(?:[0-9]\.#)?inf(?:inity)?0*")
+_SHOWN: Final = 20  # characters of a cell in words
+
+# Counters have 64 bits; a difference below zero wraps to just below the limit, and no launch runs
+# for the days that half of it takes.
+_FULL: Final = 2.0**63
 
 
 class NotANumberError(ValueError):
-    """A text that is no number in any format."""
+    """A text that is no number, or none in the format that the user named."""
+
+
+class Known(NamedTuple):
+    """What is known of a value before it is read; the arguments of ``Numerals.both``."""
+
+    whole: bool = False
+    clue: Clue | None = None
+    needed: bool = True
 
 
 def absent(text: str) -> str | None:
     """Why a cell holds no number, or None where it may hold one."""
     plain = text.replace("(!)", "").strip().lower()
-    if plain in _ABSENT:
+    if _ABSENT.fullmatch(plain):
         return "n/a in the file: not collected, or the chip has no such metric"
-    if plain.lstrip("+-").startswith("nan"):
+    if _NAN.fullmatch(plain):
         return (
-            "not a number (NaN) in the file: hardware gives that for a unit shared with other MIG "
-            "instances"
+            "not a number (NaN) in the file: a DRAM or L2 counter reads so where MIG instances "
+            "share the unit, any counter where its collection failed"
         )
-    if plain.lstrip("+-") in ("inf", "infinity"):
+    if _INFINITE.fullmatch(plain):
         return "infinite in the file"
     return None
+
+
+def wordy(text: str) -> str | None:
+    """Why a cell without a digit holds no number, None for one with digits."""
+    if any(map(str.isdecimal, text)):
+        return None
+    return f"{text.strip()[:_SHOWN]!r} in the file, where a number belongs"
+
+
+def impossible(value: float) -> str | None:
+    """Why no counter of a launch, in its base unit, can have a value; None where it can."""
+    if value < 0:
+        return "below zero in the file, where no counter gets: it was not read right"
+    if value >= _FULL:
+        return "2^63 or more in the file, where no launch gets: the counter was not read right"
+    return None
+
+
+def clue(name: str, unit: str) -> Clue | None:
+    """What is known of a metric's values beforehand.
+
+    Args:
+        name: Of the metric, or its label on the details page.
+        unit: As in the file.
+
+    Returns:
+        ``whole`` for a count; ``share`` for a percentage, which is no multiple of 1000 %; None for
+        what can be either.
+    """
+    if unit in ("ns", "nsecond"):
+        return "whole" if _DURATION.fullmatch(name) else None
+    if unit == "%":
+        # Labels with this unit are shares; of metrics some are ratios without a bound.
+        return "share" if "__" not in name or ".pct_of_peak" in name else None
+    counted = unit in _COUNTED and _COUNTER.fullmatch(name) is not None
+    return "whole" if counted or name in _SIZES else None
 
 
 class Numerals:
     """The numbers of one file.
 
     Attributes:
-        ungrouped: True once a long integer without separators was seen.
+        ungrouped: True once a long integer was seen that points and commas do not group.
         semicolons: True where fields are separated by semicolons.
     """
 
@@ -60,35 +136,43 @@ class Numerals:
         self.ungrouped = False
         self.semicolons = False
         self._forced = forced
-        # Once a number has proven the format, grouped integers in it need no second look.
-        self._usual: re.Pattern[str] | None = None
+        self._usual = _NEVER
         self._group = ""
-        self._proof: dict[NumberFormat, str] = {}
-        self._open: dict[str, str] = {}  # separator -> a number that reads two ways
+        self._proof: dict[Reading, str] = {}
+        self._clues: set[Reading] = set()
+        self._open: dict[str, str] = {}  # separator -> a needed number that reads two ways
 
-    def both(self, text: str, *, whole: bool = False) -> tuple[float, float]:
+    def usual(self, text: str) -> float | None:
+        """A grouped integer in the format that a number has proven, which needs no second look.
+
+        Returns:
+            None for any other text.
+        """
+        return float(text.replace(self._group, "")) if self._usual(text) else None
+
+    def both(
+        self, text: str, whole: bool = False, clue: Clue | None = None, needed: bool = True
+    ) -> tuple[float, float]:
         """Reads a number as ``en`` and as ``de``; the two agree unless it reads two ways.
 
         Args:
             text: The cell.
             whole: The value is a count, so it has no decimals unless they are plain to see.
+            clue: What the value is by its name and unit (see ``clue``), which can be mistaken.
+            needed: A figure rests on it.
 
         Raises:
             NotANumberError: the text is no number, or not one in the forced format.
         """
-        if self._usual is not None and self._usual.fullmatch(text):
-            value = float(text.replace(self._group, ""))
-            return value, value
         text = text.strip()
-        if len(text) > _LONGEST:
-            raise NotANumberError(text)
-        bare = _NEUTRAL.sub("", text)
-        match = _SHAPE.fullmatch(bare)
+        bare = _without_neutral(text)
+        match = _SHAPE.fullmatch(bare) if len(text) <= _LONGEST else None
         if match is None:
-            raise NotANumberError(text)
+            raise _damaged(text)
         sign, head, tail, exponent = match.groups("")
         if not tail:
-            if len(head) > 3 and bare == text:
+            # Of a text (a version, a name in digits) nothing follows for numbers.
+            if len(head) > 3 and (needed or clue is not None):
                 self.ungrouped = True
             value = _plausible(float(bare), text)
             return value, value
@@ -96,45 +180,44 @@ class Numerals:
         parts = [head, *re.split("[.,]", tail[1:])]
         last = separators[-1]
         lone = len(separators) == 1
-        if lone and not exponent and bare == text and _may_group(parts):
+        if lone and not exponent and _may_group(parts):
             if whole:
-                return self._proven(_grouped_by(last), sign, parts, "", text)
-            self._open.setdefault(last, text)
-            grouped = float(sign + "".join(parts))
-            decimal = float(f"{sign}{parts[0]}.{parts[1]}")
-            en, de = (grouped, decimal) if last == "," else (decimal, grouped)
-            if self._forced is not None:
-                return (en, en) if self._forced == "en" else (de, de)
-            return en, de
+                return self._proven("", last, sign, parts, "", text)
+            return self._lone(last, sign, parts, text, clue, needed)
         if lone:
-            return self._proven(_decimal_by(last), sign, parts[:1], parts[1] + exponent, text)
+            return self._proven(last, "", sign, parts[:1], parts[1] + exponent, text)
         if len(set(separators)) == 1 and not exponent and _may_group(parts):
-            return self._proven(_grouped_by(last), sign, parts, "", text)
+            return self._proven("", last, sign, parts, "", text)
         mixed = last not in separators[:-1] and len(set(separators[:-1])) == 1
         if mixed and _may_group(parts[:-1]):
-            return self._proven(_decimal_by(last), sign, parts[:-1], parts[-1] + exponent, text)
-        raise NotANumberError(text)
+            rest = parts[-1] + exponent
+            return self._proven(last, separators[0], sign, parts[:-1], rest, text)
+        raise _damaged(text)
 
-    def decide(self) -> NumberFormat:
+    def decide(self) -> Reading:
         """The file's format, once all numbers were read.
 
         Raises:
             RecordError: the numbers contradict each other, or read two ways and nothing tells.
         """
         if self._forced is not None:
-            return self._forced
+            return _decimal_by(_SIGNS[self._forced][0])
         if len(self._proof) == 2:
             raise RecordError(
-                f"numbers in two formats: {self._proof['en']!r} and {self._proof['de']!r}; "
-                "if one of them is damaged, force the other with --number-format"
+                f"numbers in two formats: {self._proof['en']!r} and {self._proof['de']!r}; import "
+                "two logs as two files; where one of the numbers is damaged, --number-format names "
+                "the right one"
             )
         for known in self._proof:
             return known
+        told = set(self._clues)
+        if self.ungrouped and len(self._open) == 1:
+            told.add(_decimal_by(next(iter(self._open))))
+        if len(told) == 1:
+            return told.pop()
         if not self._open:
             return "en"
-        if self.ungrouped and len(self._open) == 1:
-            return _decimal_by(next(iter(self._open)))
-        if self.semicolons and len(self._open) == 1:
+        if not told and self.semicolons and len(self._open) == 1:
             return "de"
         example = next(iter(self._open.values()))
         raise RecordError(
@@ -143,26 +226,77 @@ class Numerals:
             "ncu with LC_ALL=C"
         )
 
-    def _proven(
-        self, known: NumberFormat, sign: str, whole: list[str], rest: str, text: str
+    def _lone(
+        self,
+        separator: str,
+        sign: str,
+        parts: list[str],
+        text: str,
+        clue: Clue | None,
+        needed: bool,
     ) -> tuple[float, float]:
-        if self._forced not in (None, known):
-            raise NotANumberError(text)
+        """A number that reads two ways."""
+        if clue is not None:
+            by = _grouped_by if clue == "whole" else _decimal_by
+            self._clues.add(by(separator))
+        if needed:
+            self._open.setdefault(separator, text)
+        grouped = float(sign + "".join(parts))
+        decimal = float(f"{sign}{parts[0]}.{parts[1]}")
+        if self._forced is not None:
+            is_decimal = separator == _SIGNS[self._forced][0]
+            self._check(separator if is_decimal else "", "" if is_decimal else separator, text)
+            return (decimal, decimal) if is_decimal else (grouped, grouped)
+        return (grouped, decimal) if separator == "," else (decimal, grouped)
+
+    def _proven(
+        self, decimal: str, group: str, sign: str, whole: list[str], rest: str, text: str
+    ) -> tuple[float, float]:
+        """A number that reads one way, with the signs that it has."""
+        self._check(decimal, group, text)
+        known = _decimal_by(decimal) if decimal else _grouped_by(group)
         if known not in self._proof:
             self._proof[known] = text
-            self._group = "," if known == "en" else "."
-            self._usual = re.compile(rf"[1-9][0-9]{{0,2}}(?:{re.escape(self._group)}[0-9]{{3}})+")
+            self._group = _SIGNS[self._forced or known][1]
+            if self._group:
+                pattern = rf"[1-9][0-9]{{0,2}}(?:{re.escape(self._group)}[0-9]{{3}}){{1,5}}"
+                self._usual = re.compile(pattern).fullmatch
         value = _plausible(float(sign + "".join(whole) + ("." + rest if rest else "")), text)
         return value, value
+
+    def _check(self, decimal: str, group: str, text: str) -> None:
+        """Refuses signs that the format does not have which the user named."""
+        if self._forced is None:
+            return
+        signs = _SIGNS[self._forced]
+        if decimal not in ("", signs[0]) or group not in ("", signs[1]):
+            raise NotANumberError(
+                f"{text!r} is not a number in format {self._forced}: name another with "
+                "--number-format, or leave it out"
+            )
 
 
 _ONLY_SEPARATORS: Final = {ord(digit): None for digit in "0123456789"}
 
 
+def _damaged(text: str) -> NotANumberError:
+    return NotANumberError(
+        f"{text!r} is not a number: the file is damaged; export it again with ncu"
+    )
+
+
 def _plausible(value: float, text: str) -> float:
     if abs(value) > _LARGEST:
-        raise NotANumberError(text)
+        raise _damaged(text)
     return value
+
+
+def _without_neutral(text: str) -> str:
+    """A number without the spaces or apostrophes between its thousands."""
+    match = _NEUTRAL.match(text)
+    if match is None:
+        return text
+    return match.group().replace(match[1], "") + text[match.end() :]
 
 
 def _may_group(parts: list[str]) -> bool:
@@ -176,9 +310,9 @@ def _may_group(parts: list[str]) -> bool:
     ) or len(parts) == 1
 
 
-def _grouped_by(separator: str) -> NumberFormat:
+def _grouped_by(separator: str) -> Reading:
     return "en" if separator == "," else "de"
 
 
-def _decimal_by(separator: str) -> NumberFormat:
+def _decimal_by(separator: str) -> Reading:
     return "en" if separator == "." else "de"

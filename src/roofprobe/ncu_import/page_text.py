@@ -4,10 +4,11 @@ import re
 from typing import Final
 
 from roofprobe.ncu_import.launches import Launches, Owner, Sink
+from roofprobe.ncu_import.rows import Fragment
 
 _PROCESS: Final = re.compile(r"\[(?P<process>[0-9]+)\] \S.*@(?P<host>\S+)\s*")
 _KERNEL: Final = re.compile(
-    r"\s+(?P<name>\S.*?)"
+    r"  (?P<name>\S.*?)"
     r"(?: (?P<grid>\([0-9]+, *[0-9]+, *[0-9]+\)x\([0-9]+, *[0-9]+, *[0-9]+\)))?"
     r"(?:, [0-9]{4}-[A-Za-z0-9]+-[0-9]+ [0-9:]+)?"
     r", Context (?P<context>[0-9]+), Stream [0-9]+"
@@ -15,6 +16,11 @@ _KERNEL: Final = re.compile(
 )
 _SECTION: Final = re.compile(r"\s+Section: (?P<name>.+?)\s*")
 _RULER: Final = re.compile(r"\s+-+(?: +-+){2}\s*")
+# A kernel's line that something else was printed into.
+_TORN_KERNEL: Final = re.compile(r"[0-9], *[0-9]+\)x\([0-9]|, Context [0-9]")
+_BAR: Final = re.compile(r"[0-9]%\|")
+# A number that runs into other text: half of it may be gone.
+_GLUED: Final = re.compile(r"[0-9][0-9.,]*[^0-9.,]*[A-Za-z].*")
 
 
 class PageText:
@@ -23,62 +29,112 @@ class PageText:
     Attributes:
         last: Index of the launch that was read last.
         rows: Rows so far.
+        torn: Nothing: two rows do not share a line here.
     """
 
     def __init__(self, launches: Launches) -> None:
         self.last: int | None = None
         self.rows = 0
+        self.torn: list[Fragment] = []
         self._launches = launches
         self._process = ("", "")
         self._next: dict[tuple[str, str], int] = {}
+        self._here: Fragment | None = None  # the launch whose tables come
+        self._skip = False  # its line could not be read
         self._section = ""
         self._ends: list[int] | None = None  # where the columns end, inside a table
+        self._empty = False  # no row came since its line
+        self._headed = False  # the names of the columns came last
         self._sinks: dict[tuple[str, str, str], Sink] = {}
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why no row can be read."""
+        return None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last launch has no table yet, or one without an end."""
+        return not self._skip and (self._empty or self._ends is not None)
 
     def take(self, line: str) -> bool:
         """Reads a line; False when it has nothing to do with ncu's tables."""
         if _RULER.fullmatch(line):
-            self._ends = [match.end() for match in re.finditer("-+", line)]
+            self._rule(line)
             return True
         if not line.endswith("\n"):
             return False  # cut off: what looks like a value may be half of one
-        if self.last is not None and self._ends and self._row(line):
+        if self._ends is not None and self._row(line):
             return True
         if line.startswith("["):
             process = _PROCESS.fullmatch(line)
             if process is not None:
                 self._process = (process["process"], process["host"])
                 return True
-        if not line.startswith(" "):
+        kernel = _KERNEL.fullmatch(line) if ", Context " in line else None
+        if kernel is not None:
+            self._kernel(kernel)
+            return True
+        if self.last is not None and _TORN_KERNEL.search(line):
+            self._tear()
             return False
-        if ", Context " in line:
-            kernel = _KERNEL.fullmatch(line)
-            if kernel is not None:
-                self._kernel(kernel)
-                return True
         section = _SECTION.fullmatch(line)
         if section is not None:
             self._section, self._ends = section["name"], None
             return True
         # Advice and empty lines below a kernel belong to it.
-        return self.last is not None
+        below = line.startswith(" ") and not _is_outer(line) and self.last is not None
+        return below and (self._ends is None or not line.strip())
 
-    def broken(self, line: str) -> tuple[bool, int | None]:
-        """Whether a line is the start of a table row that breaks off."""
-        return self.last is not None and line.startswith("    "), None
+    def fragment(self, line: str, *, final: bool) -> Fragment | None:
+        """The launch of a line that is the start of a row or of a kernel, None for other lines.
+
+        Args:
+            line: The line.
+            final: No row follows, so less is enough to make it one that breaks off.
+        """
+        if self._ends is not None:
+            name = line.strip().partition("  ")[0]
+            known = "__" in name or any(name == key[0] for key in self._sinks)
+            return self._here if line.startswith("    ") and (final or known) else None
+        if self._skip and _TORN_KERNEL.search(line):
+            return self._here
+        begun = _is_outer(line) and not _BAR.search(line)
+        if final and begun and self._process != ("", ""):
+            return Fragment(self._process[0], self._next.get(self._process, 0))
+        return None
+
+    def _rule(self, line: str) -> None:
+        """A ruler begins a table, is below the names of its columns, or ends it."""
+        ends = self._ends is not None and not self._headed
+        self._ends = None if ends else [match.end() for match in re.finditer("-+", line)]
+        self._headed = False
+
+    def _begin(self) -> int:
+        """A launch begins: its number. Plain text has no IDs, so the order stands for them."""
+        ident = self._next.get(self._process, 0)
+        self._next[self._process] = ident + 1
+        self._here = Fragment(self._process[0], ident)
+        self._section, self._ends = "", None
+        return ident
 
     def _kernel(self, kernel: re.Match[str]) -> None:
         process, host = self._process
-        # Plain text has no launch IDs: the order within the process stands for them.
-        ident = self._next.get(self._process, 0)
-        self._next[self._process] = ident + 1
         owner = Owner(process, kernel["device"], kernel["context"], kernel["cc"], host)
-        self.last = self._launches.launch(owner, ident, kernel["name"], kernel["grid"] or "")
-        self._section, self._ends = "", None
+        # What a program printed before it on the line is no part of the name.
+        name = kernel["name"].rpartition("  ")[2]
+        self.last = self._launches.launch(owner, self._begin(), name, kernel["grid"] or "")
+        self._skip, self._empty = False, True
+
+    def _tear(self) -> None:
+        """A kernel's line that cannot be read: its tables are nobody's."""
+        if not self._skip or self._section:  # not the other half of the same line
+            self._begin()
+        self._skip = True
 
     def _row(self, line: str) -> bool:
-        assert self._ends is not None and self.last is not None
-        first, second, _ = self._ends
+        assert self._ends is not None
+        first, second, third = self._ends
         name, unit, value = line[:first].strip(), line[first:second].strip(), line[second:].strip()
         if line[first : first + 1].strip() or line[second : second + 1].strip():
             # Wider than the ruler: metric names and units have no spaces, so words will do.
@@ -87,11 +143,24 @@ class PageText:
         if not name or not value or not line.startswith("    "):
             return False
         if (name, unit) == ("Metric Name", "Metric Unit"):
+            self._headed = True
             return True
+        # Values end where the ruler ends, in characters or in bytes.
+        text = line.rstrip()
+        if max(len(text), len(text.encode())) < third or _GLUED.fullmatch(value):
+            return False
+        if self.last is None or self._skip:
+            return self._skip
         key = (name, unit, self._section)
         sink = self._sinks.get(key)
         if sink is None:
             sink = self._sinks[key] = self._launches.sink(*key)
         sink.put(self.last, value)
         self.rows += 1
+        self._empty = False
         return True
+
+
+def _is_outer(line: str) -> bool:
+    """Whether a line is indented as far as those of kernels."""
+    return line.startswith("  ") and bool(line[2:3].strip())

@@ -1,5 +1,6 @@
 """One file: finds which of ncu's forms it has, and reads it to the end."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import csv_log, report_file
 from roofprobe.ncu_import.csv_log import Layout
+from roofprobe.ncu_import.damage import Damage, Table
 from roofprobe.ncu_import.launches import Launches
 from roofprobe.ncu_import.messages import Messages
 from roofprobe.ncu_import.numerals import NumberFormat, Numerals
@@ -15,7 +17,8 @@ from roofprobe.ncu_import.page_text import PageText
 from roofprobe.ncu_import.source import open_lines
 from roofprobe.ncu_import.transposed import Transposed
 
-_CUT: Final = "the file breaks off"
+# ncu numbers what it profiles; replaying the application, it says so once for each pass.
+_PROFILED: Final = re.compile(r'==PROF== Profiling ".+?" - ([0-9]{1,18})\b')
 
 
 @dataclass(slots=True)
@@ -75,60 +78,73 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
     """
     launches = Launches(Numerals(forced))
     messages = Messages()
-    layout: Layout | PageText | Transposed = PageText(launches)
-    foreign = 0
+    damage = Damage()
+    layout: Table | Transposed = PageText(launches)
     headers = False
-    line = ""
-    taken = True
+    other: str | None = None
+    profiled: set[int] = set()
+    foreign = 0
+    stray = ("", 0)  # the last line of another program, and the rows before it
     for line in lines:
-        taken = layout.take(line)
-        if taken:
+        if layout.take(line):
+            if "==" in line:  # a message that shares the line with a row
+                messages.take(line)
             continue
-        found = csv_log.layout_of(line, launches)
+        found: Layout | Transposed | None = csv_log.layout_of(line, launches)
         if found is None and not layout.rows and not headers:
-            found = Transposed.starting(line, launches)
+            other = other or csv_log.other_table(line)
+            found = Transposed.starting(line, launches) if other is None else None
         if found is not None:
-            layout, headers, taken = found, True, True
-        elif not messages.take(line) and layout.rows and line.strip():
-            foreign += 1
+            if not isinstance(layout, Transposed) and not isinstance(found, Transposed):
+                damage.note(layout, line[: found.start])
+                damage.collect(layout)
+            layout, headers, stray = found, True, ("", 0)
+            messages.take(line)
+            continue
+        torn = not isinstance(layout, Transposed) and damage.note(layout, line)
+        if messages.take(line):
+            profiled.update(int(number) for number in _PROFILED.findall(line))
+            stray = ("", 0)
+        elif not torn and line.strip():
+            foreign += headers or layout.last is not None
+            stray = (line, layout.rows)
     if isinstance(layout, Transposed):
         layout.finish()
+        if not launches.columns:
+            raise RecordError(
+                "no kernels to read, only a table without metrics of whole launches: export with "
+                "ncu --page raw --csv"
+            )
+    else:
+        if stray[0] and stray[1] == layout.rows:
+            foreign -= damage.note(layout, stray[0], final=True)
+        damage.collect(layout)
     if not len(launches):
-        raise messages.no_kernels(headers)
+        raise _nothing(messages, damage, layout, headers, other)
     launches.settle()
-    content = Content(path, launches, messages, foreign)
-    tail = None if taken or line.endswith("\n") else line
-    _check_end(content, layout, tail)
-    return content
+    if not isinstance(layout, Transposed):
+        damage.compare(len(profiled) - len(messages.failed), launches)
+        damage.settle(launches, layout)
+    return Content(path, launches, messages, foreign, damage.cut, damage.warnings)
 
 
-def _check_end(content: Content, layout: Layout | PageText | Transposed, tail: str | None) -> None:
-    """Drops a last launch that is not all there.
-
-    Args:
-        content: What was read.
-        layout: The reader of the last rows.
-        tail: A last line that ends without a line feed and could not be read.
-    """
-    launches, last = content.launches, layout.last
-    if last is None:
-        return
-    broken, ident = layout.broken(tail) if tail is not None else (False, None)
-    content.foreign -= broken
-    if broken and ident is not None and ident != launches.ident(last):
-        content.cut = True
-        content.warnings.append(f"{_CUT}: launch {ident} is left out of every total")
-        return
-    alone = len(launches) == 1
-    if launches.lacks(last) or (broken and (alone or ident is not None)):
-        if alone:
-            raise RecordError(f"{_CUT} inside its only launch: nothing complete is left")
-        content.cut = True
-        name = launches.describe(last)
-        content.warnings.append(
-            f"{_CUT}: the last one, {name}, is incomplete and left out of every total"
+def _nothing(
+    messages: Messages,
+    damage: Damage,
+    layout: Table | Transposed,
+    headers: bool,
+    other: str | None,
+) -> RecordError:
+    """Why a file has no launch."""
+    if damage.rows and not messages.errors:
+        hindrance = None if isinstance(layout, Transposed) else layout.hindrance
+        if damage.cut or (damage.rows == 1 and hindrance is None):
+            return RecordError("the file breaks off in its first row: nothing complete is left")
+        return RecordError(
+            hindrance
+            or f"{damage.rows} rows do not fit the header, so nothing complete is left: "
+            "export the file again with ncu"
         )
-        launches.drop(last)
-    elif broken:
-        content.cut = True
-        content.warnings.append(f"{_CUT} after {launches.describe(last)}")
+    if other is not None and not headers:
+        return RecordError(other)
+    return messages.no_kernels(headers)

@@ -2,14 +2,35 @@
 
 import csv
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 _DELIMITERS: Final = ",;\t"
-# A header has at least four columns; one of them is the kernel's name.
-_QUOTED_HEADER: Final = re.compile(r'(?:"[^"]*"[,;\t]){3,}"[^"]*"')
-_QUOTED_ROW: Final = re.compile(r'"[0-9]+"([,;\t])"')
+# The first column of a header in quotes; a spreadsheet's own count may stand before it.
+_QUOTED_HEADER: Final = re.compile(
+    r'(?:^"[^"]*"[,;\t])?"(?:ID|Process ID|Process Name|Host Name|Kernel Name|Metric \w+)"'
+    r'([,;\t])"'
+)
+_BARE_ID: Final = re.compile(r"(?<![A-Za-z] )ID[,;\t]")
+_QUOTED_ROW: Final = re.compile(r'"[0-9]+"(?=[,;\t]")')
 _LONGEST_ID: Final = 25  # digits
-_FIELD: Final = re.compile(r'"((?:[^"]|"")*)"')
+# Two quotes are one inside a field, unless the next row starts there.
+_FIELD: Final = re.compile(r'"([^"]*(?:""(?![0-9]+"[,;\t]")[^"]*)*)"')
+
+
+class Header(NamedTuple):
+    """Names of columns, what separates them, and where in its line the header starts."""
+
+    names: list[str]
+    delimiter: str
+    start: int
+
+
+class Fragment(NamedTuple):
+    """The launch of a row of which only a part is there; None for what that part does not say."""
+
+    process: str | None
+    ident: int | None
 
 
 def split(line: str, delimiter: str) -> list[str]:
@@ -25,56 +46,46 @@ def split(line: str, delimiter: str) -> list[str]:
     return next(csv.reader([text], delimiter=delimiter), [])
 
 
-def header(line: str) -> tuple[list[str], str] | None:
-    """Column names and delimiter of a header, found anywhere in a line."""
+def header(line: str) -> Header | None:
+    """A header, found anywhere in a line."""
     if "Kernel Name" not in line:
         return None
-    match = _QUOTED_HEADER.search(line)
-    if match is not None:
-        text = match.group()
-        delimiter = text[text.index('"', 1) + 1]
-    else:
-        text = line.strip()
-        delimiter = max(_DELIMITERS, key=text.count)
-        start = text.find(f"ID{delimiter}")
-        text = text[max(start, 0) :]
-    names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
-    if "Kernel Name" not in names or "ID" not in names:
-        return None
-    return names, delimiter
+    for match in _QUOTED_HEADER.finditer(line):
+        names, _ = fields_at(line, match.start(), match[1], len(line))
+        if {"ID", "Kernel Name"} <= set(names):
+            return Header([name.strip() for name in names], match[1], match.start())
+    delimiter = max(_DELIMITERS, key=line.count)
+    for start in (0, *(match.start() for match in _BARE_ID.finditer(line))):
+        names = [name.strip() for name in split(line[start:], delimiter)]
+        if {"ID", "Kernel Name"} <= set(names):
+            return Header(names, delimiter, start)
+    return None
 
 
-def salvage(line: str, delimiter: str, width: int) -> list[str] | None:
-    """The fields of a row that has foreign text before or after it; None where there is no row.
-
-    Only for rows in quotes: without them nobody can tell where the text starts.
-    """
-    match = _QUOTED_ROW.search(line)
-    if match is None or match[1] != delimiter:
-        return None
-    position = match.start()
+def fields_at(line: str, position: int, delimiter: str, limit: int) -> tuple[list[str], int]:
+    """Whole fields in quotes that follow one another, ``limit`` at most, and where they end."""
     fields: list[str] = []
-    while len(fields) < width:
+    end = position
+    while len(fields) < limit:
         field = _FIELD.match(line, position)
         if field is None:
-            return None
+            break
         fields.append(field[1].replace('""', '"'))
-        position = field.end()
-        if len(fields) < width:
-            if line[position : position + 1] != delimiter:
-                return None
-            position += 1
-    return fields
+        end = field.end()
+        if line[end : end + 1] != delimiter:
+            break
+        position = end + 1
+    return fields, end
+
+
+def starts(line: str) -> Iterator[int]:
+    """Where in a line a row in quotes may start.
+
+    Only rows in quotes: without them nobody can tell where text before a row ends.
+    """
+    return (match.start() for match in _QUOTED_ROW.finditer(line))
 
 
 def ident(text: str) -> int:
     """A launch ID; of an impossibly long one the first digits, which are still impossible."""
     return int(text[:_LONGEST_ID])  # int() itself refuses texts of over 4300 digits
-
-
-def started(line: str, delimiter: str) -> tuple[bool, int | None]:
-    """Whether a broken line is the start of a row, and the launch ID where that much is left."""
-    match = re.search(rf'(?:^|(?<=[^"0-9]))"?([0-9]+)?("?{re.escape(delimiter)})?', line)
-    if match is None or not line.lstrip().startswith(('"', *"0123456789")):
-        return False, None
-    return True, ident(match[1]) if match[1] and match[2] else None

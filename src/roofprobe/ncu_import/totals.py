@@ -8,6 +8,8 @@ recorded and published analyses are made of: there the weights are 1, 1, 2, as p
 
 Tensor cores: operations (``ops_path_tensor``) count as they are, an FMA being two. Instructions
 count only where every shape does the same work (Volta: 512 FLOP); elsewhere the FLOP are unknown.
+Where anything else shows that tensor cores worked in a launch of which no operations were counted,
+they are unknown, too: a kernel's operations may be of a type that nobody asked for.
 
 Time is the sum over launches of their durations; where there is none, of cycles over cycle rate.
 """
@@ -17,12 +19,14 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Final
 
 from roofprobe import metrics
 from roofprobe.ncu_import import vocabulary
 from roofprobe.ncu_import.launches import Column, Launches
 from roofprobe.ncu_import.merge import Workload
+from roofprobe.ncu_import.vocabulary import Meaning
 
 VOLTA: Final = "7.0"
 
@@ -30,11 +34,23 @@ VOLTA: Final = "7.0"
 _CONSISTENT: Final = 1e-3
 # A label of the details page shows three or four digits.
 _ALIKE: Final = 1e-2
+_SHOWN: Final = 3  # metrics in one message
+_NAME: Final = 100  # characters of a kernel's name in a message
+_COLLECT: Final = "collect sm__ops_path_tensor_src_*.sum of every type that the GPU has"
 _DAY: Final = 86400.0  # s; no kernel runs that long, but broken time stamps say so
 
 _VOLTA_KERNEL: Final = re.compile(r"\bvolta_")
 _LATER_KERNEL: Final = re.compile(
     r"\b(turing|ampere|sm7[5-9]|sm[89][0-9]|sm1[0-9][0-9]|cutlass_[89])"
+)
+
+# Kernels of cuBLAS, cuDNN, CUTLASS and FlashAttention that use tensor cores. "xmma" alone does not
+# say so: sm80_xmma_gemm_f32f32_f32f32_f32_..._ffma_... are fp32 kernels.
+_TENSOR_KERNEL: Final = re.compile(
+    r"tensorop_(?!i\d)"
+    r"|(?<![a-z0-9])[a-z]?(?<!i)(?:884|161616|168(?:8|16|32|64))(?:gemm|cudnn|fprop|[dw]grad)"
+    r"|xmma_(?!\w*_[hfd]fma)\w*(?:bf16|tf32|f16f16|e4m3|e5m2|tensor\d+x)"
+    r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
 )
 
 Figure = tuple[str, str]  # ("flop", path), ("op", path), ("byte", level), ("time", "")
@@ -95,6 +111,7 @@ def terms(work: Workload, capability: str | None) -> Terms:
 class _Builder:
     def __init__(self, work: Workload, capability: str | None) -> None:
         self._launches = work.launches
+        self._paired = work.paired
         self._count = len(work.launches)
         self._columns: dict[str, dict[tuple[str, ...], list[Column]]] = {}
         for column in work.launches.columns:
@@ -112,16 +129,22 @@ class _Builder:
     def build(self) -> Terms:
         time = self._time()
         self._sass(time)
-        if not self._tensor():
-            self._pipe()
+        if not self._tensor(time):
+            self._pipe(time)
+        self._signs()
+        self._kernel_names()
+        if not self._out.of("flop"):
+            self._out.reasons["flop.total"] = self._nothing()
         self._bytes(time)
+        # Messages name a figure's first term: that should be one which is unknown.
+        self._out.items.sort(key=lambda term: not _has_nan(term.values))
         return self._out
 
     # Time
 
     def _time(self) -> Term | None:
         given = self._columns.get("time", {}).get((), [])
-        found = self._coalesce(("time", ""), given, [1.0] * len(given)) if given else None
+        found = self._coalesce(("time", ""), given, None) if given else None
         if found is None or _has_nan(found.values):
             computed = self._from_cycles()
             if computed is not None:
@@ -138,6 +161,12 @@ class _Builder:
                     f"{found.source} of {self._launches.describe(launch)} is {value:.6g} s, "
                     "which no kernel takes"
                 )
+        # One launch can be shorter than the last digit printed; all of them took some time.
+        if not any(found.values):
+            found.values[:] = array("d", [math.nan] * self._count)
+            self._out.reasons["time_s"] = (
+                f"{found.source} is 0 s in every launch: no time was taken"
+            )
         self._out.items.append(found)
         return found
 
@@ -162,9 +191,8 @@ class _Builder:
         for (path, _), columns in by_op.items():
             columns.sort(key=_rank)
             weights = []
-            converted = []
             for column in columns:
-                weight = column.meaning.weight if column.meaning else 1.0
+                weight = _meaning(column).weight
                 if path == "sass_fp16" and self._as_published(column):
                     weight /= 2
                     how = "1, 1, 2 for add, mul, fma, as published analyses of such logs do"
@@ -175,38 +203,76 @@ class _Builder:
                     how = ""
                 if how and any(value > 0 for value in column.values):
                     self._warn(f"fp16 instructions of CUDA cores are weighted {how}")
-                values = self._as_count(column, time)
-                if values is not None:
-                    converted.append(values)
-                    weights.append(weight)
-            if converted:
-                self._out.items.append(self._combine(("flop", path), converted, weights))
+                weights.append(weight)
+            counts = [self._as_count(column, time) for column in columns]
+            self._out.items.append(self._combine(("flop", path), counts, weights))
         if packed:
             self._out.upper_bound += ["sass_fp16", "total"]
+        self._sass_hints(by_op)
+
+    def _sass_hints(self, by_op: Mapping[tuple[str, str], object]) -> None:
+        """Instructions that were asked for in a form that gives no count."""
+        paths = {path for path, _ in by_op}
+        for kind, *part in self._hints("flop"):
+            path, op = part
+            if (path, op) in by_op or (not op and path in paths):
+                continue
+            for column in self._columns["hint"][(kind, *part)]:
+                # A peak of a type of which nothing was counted was wanted as a roof.
+                if not _meaning(column).silent or path in paths:
+                    self._unknown(("flop", path), column)
+
+    def _hints(self, kind: str) -> list[tuple[str, ...]]:
+        return [part for part in self._columns.get("hint", {}) if part[:1] == (kind,)]
+
+    def _unknown(self, figure: Figure, column: Column) -> None:
+        """A figure of which one part is only hinted at, in the launches where it is not 0."""
+        term = self._term(figure, column)
+        silent = _meaning(column).silent
+        for launch, value in enumerate(term.values):
+            term.values[launch] = 0.0 if value == 0 and not silent else math.nan
+        if _has_nan(term.values):
+            flaw = _meaning(column).flaw
+            self._launches.unusable[column.name] = flaw
+            self._out.reasons.setdefault(".".join(figure), f"{column.name} {flaw}")
+            self._out.items.append(term)
+
+    def _nothing(self) -> str:
+        """Why there are no FLOP at all."""
+        flaws = {
+            column.name: _meaning(column).flaw
+            for part, columns in self._columns.get("hint", {}).items()
+            if part[:1] != ("pipe",)
+            for column in columns
+        }
+        if not flaws:
+            return "no FLOP counter is in the files"
+        said = "; ".join(f"{name} {flaw}" for name, flaw in list(flaws.items())[:_SHOWN])
+        more = f"; and {len(flaws) - _SHOWN} more" if len(flaws) > _SHOWN else ""
+        return f"no usable FLOP counter is in the files: {said}{more}"
 
     def _as_published(self, column: Column) -> bool:
-        assert column.meaning is not None
-        return column.meaning.part[2] == "sm" and all(
+        return _meaning(column).part[2] == "sm" and all(
             self._capability(owner) == VOLTA for owner in range(len(self._launches.owners))
         )
 
-    def _as_count(self, column: Column, time: Term | None) -> Term | None:
+    def _as_count(self, column: Column, time: Term | None) -> Term:
         """A column as a count, rates multiplied out."""
-        assert column.meaning is not None
         term = self._term(("", ""), column)
-        if not column.meaning.per:
+        per = _meaning(column).per
+        if not per:
             return term
-        if column.meaning.per == "second":
+        if per == "second":
             factor = time.values if time is not None else None
         else:
             factor = self._elapsed(time)
         if factor is None:
-            self._launches.unusable[column.name] = (
-                "a rate, and the files do not say over what time it ran"
-            )
+            over = "what time it ran" if per == "second" else "how many cycles it ran"
+            self._launches.unusable[column.name] = f"a rate, and the files do not say over {over}"
             factor = array("d", [math.nan] * self._count)
-        self._warn(f"{column.name} is a rate: multiplied by the time, with the digits printed")
         values = array("d", map(_times, term.values, factor))
+        if not all(map(math.isnan, values)):
+            self._warn(f"{column.name} is a rate: multiplied by the time, with the digits printed")
         return Term(term.figure, values, term.names, term.titles, term.source)
 
     def _elapsed(self, time: Term | None) -> "array[float] | None":
@@ -222,27 +288,53 @@ class _Builder:
 
     # Tensor cores
 
-    def _tensor(self) -> bool:
+    def _tensor(self, time: Term | None) -> bool:
         """Adds operations; False where the files have no such counter."""
-        by_source: dict[tuple[str, str], dict[tuple[str, ...], list[Column]]] = {}
-        for (path, source, *rest), columns in self._columns.get("tensor", {}).items():
-            by_source.setdefault((path, source), {})[tuple(rest)] = columns
-        for (path, _), parts in by_source.items():
-            kind = "op" if path.startswith("tensor_int") else "flop"
-            for qualifiers, columns in parts.items():
-                # A counter's subdivisions (by instruction, result, sparsity) are part of it.
-                if not any(_is_wider(other, qualifiers) for other in parts):
-                    weights = [1.0] * len(columns)
-                    found = self._coalesce((kind, path), columns, weights)
-                    self._out.items.append(found)
-        return bool(by_source)
+        given = self._columns.get("tensor", {})
+        by_source: dict[tuple[str, str], dict[tuple[str, ...], Term]] = {}
+        for (path, source, *rest), columns in given.items():
+            # A counter's subdivisions (by instruction, result, sparsity) are part of it.
+            if not any(_is_wider(other, (path, source, *rest)) for other in given):
+                found = self._coalesce(_operations(path), columns, time)
+                by_source.setdefault((path, source), {})[tuple(rest)] = found
+        for parts in by_source.values():
+            self._overlaps(parts)
+            self._out.items += parts.values()
+        for _, *part in self._hints("tensor"):
+            if not any(other == tuple(part) or _is_wider(other, part) for other in given):
+                for column in self._columns["hint"][("tensor", *part)]:
+                    silent = _meaning(column).silent
+                    if not silent or not any(other[1:2] == tuple(part[1:2]) for other in given):
+                        self._unknown(_operations(part[0] if part else "tensor"), column)
+        return bool(self._tensor_terms())
 
-    def _pipe(self) -> None:
+    def _tensor_terms(self) -> list[Term]:
+        return [term for term in self._out.items if term.figure[1].startswith("tensor")]
+
+    def _overlaps(self, parts: Mapping[tuple[str, ...], Term]) -> None:
+        """Takes out what two subdivisions of a counter may both have counted."""
+        for (ours, first), (theirs, second) in combinations(parts.items(), 2):
+            if any(a and b and a != b for a, b in zip(ours, theirs, strict=True)):
+                continue  # they differ in what both pin down
+            if self._paired:
+                pairs = zip(first.values, second.values, strict=True)
+                both = [launch for launch, (one, other) in enumerate(pairs) if one and other]
+            else:
+                both = list(range(self._count)) if any(first.values) and any(second.values) else []
+            for launch in both:
+                first.values[launch] = math.nan
+            if both:
+                self._out.reasons[".".join(first.figure)] = (
+                    f"{first.source} and {second.source} may both count the same operations: "
+                    "collect the counter that they are parts of"
+                )
+
+    def _pipe(self, time: Term | None) -> None:
         """Adds tensor instructions, for want of operations."""
         parts = self._columns.get("pipe", {})
         chosen = [parts[("",)]] if ("",) in parts else list(parts.values())
         for columns in chosen:
-            found = self._coalesce(("flop", "tensor"), columns, [1.0] * len(columns))
+            found = self._coalesce(("flop", "tensor"), columns, time)
             busy = any(value > 0 for value in found.values)
             owners = range(len(self._launches.owners))
             weights = [vocabulary.PIPE_FLOP.get(self._capability(o) or "") for o in owners]
@@ -250,7 +342,7 @@ class _Builder:
                 self._out.blind = True
                 self._out.reasons["flop.tensor"] = (
                     f"instruction shape unknown: {found.source} counts instructions, and their "
-                    "FLOP differ by shape and type; collect sm__ops_path_tensor_src_* instead"
+                    f"FLOP differ by shape and type; {_COLLECT}"
                 )
             if busy and self._guessed:
                 self._warn(
@@ -264,6 +356,64 @@ class _Builder:
                     found.values[launch] = value * weight if weight is not None else math.nan
             item = Term(("flop", path), found.values, found.names, found.titles, found.source)
             self._out.items.append(item)
+
+    def _signs(self) -> None:
+        """Tensor cores that worked in launches of which no operations were counted."""
+        if self._all_types():
+            return
+        counted: dict[object, float] = {}
+        for term in self._tensor_terms():
+            for key, value in zip(self._keys(term), term.values, strict=True):
+                counted[key] = counted.get(key, 0.0) + value
+        signs = [("flop", columns) for columns in self._columns.get("pipe", {}).values()]
+        signs += [(part[1], self._columns["hint"][part]) for part in self._hints("pipe")]
+        for kind, columns in signs:
+            for column in columns:
+                self._sign(kind, column, counted)
+
+    def _sign(self, kind: str, column: Column, counted: dict[object, float]) -> None:
+        """Makes unknown what a counter saw and ``counted`` lacks, and adds it there."""
+        sign = self._term((kind, "tensor" if kind == "flop" else "tensor_int"), column)
+        for launch, key in enumerate(self._keys(sign)):
+            missed = sign.values[launch] > 0 and counted.get(key, 0.0) == 0
+            sign.values[launch] = math.nan if missed else 0.0
+        for key, value in zip(self._keys(sign), sign.values, strict=True):
+            counted[key] = counted.get(key, 0.0) + value
+        if _has_nan(sign.values):
+            self._out.items.append(sign)
+            self._out.blind = self._out.blind or kind == "flop"
+            self._out.reasons.setdefault(
+                ".".join(sign.figure),
+                f"{column.name} says that tensor cores worked where no counter in the files gives "
+                f"their operations; {_COLLECT}",
+            )
+
+    def _keys(self, term: Term) -> Sequence[object]:
+        """What tells a term's launches apart: where the files' orders differ, only the kernel."""
+        return range(self._count) if self._paired else [term.titles[name] for name in term.names]
+
+    def _all_types(self) -> bool:
+        """Whether the files have tensor operations of every type that the GPUs know."""
+        given = self._columns.get("tensor", {})
+        for owner in range(len(self._launches.owners)):
+            wanted = vocabulary.tensor_parts(self._capability(owner))
+            if wanted is None or not all(
+                any(other == part or _is_wider(other, part) for other in given) for part in wanted
+            ):
+                return False
+        return True
+
+    def _kernel_names(self) -> None:
+        """Kernels whose names tell of tensor cores, in files that do not count these at all."""
+        asked = self._columns.keys() & {"tensor", "pipe"}
+        if asked or self._hints("tensor") or self._hints("pipe"):
+            return
+        title = next(filter(_TENSOR_KERNEL.search, self._launches.titles), None)
+        if title is not None and self._out.of("flop"):
+            self._warn(
+                f"by their names, kernels such as {title[:_NAME]} use tensor cores, whose FLOP are "
+                f"in no total, for no counter of them is in the files: {_COLLECT}"
+            )
 
     def _capability(self, owner: int) -> str | None:
         known = self._launches.owners[owner].compute_capability or self._named
@@ -286,16 +436,18 @@ class _Builder:
             found: dict[str, Term] = {}
             for direction in ("read", "write", ""):
                 columns = parts.get((level, direction), [])
-                counts = [(self._as_count(column, time), column) for column in columns]
-                usable = [(term, column) for term, column in counts if term is not None]
-                if usable:
+                if columns:
                     figure = ("byte", f"{level}_{direction}" if direction else level)
-                    weights = [c.meaning.weight if c.meaning else 1.0 for _, c in usable]
-                    found[direction] = self._combine(figure, [t for t, _ in usable], weights)
+                    found[direction] = self._coalesce(figure, columns, time)
             self._level(level, found)
 
     def _level(self, level: str, found: Mapping[str, Term]) -> None:
         read, write, total = (found.get(direction) for direction in ("read", "write", ""))
+        if level == "dram" and write is not None and not any(write.values):
+            self._warn(
+                f"{write.source} is 0: L2 writes back late, so what the kernels wrote may still "
+                "lie there. DRAM bytes and intensity are without it; bytes at L2 have it"
+            )
         self._out.items += [part for part in (read, write) if part is not None]
         both = None
         if read is not None and write is not None:
@@ -328,10 +480,9 @@ class _Builder:
     def _values(self, column: Column) -> "array[float]":
         return column.filled(self._count)
 
-    def _coalesce(
-        self, figure: Figure, columns: Sequence[Column], weights: Sequence[float]
-    ) -> Term:
-        return self._combine(figure, [self._term(figure, column) for column in columns], weights)
+    def _coalesce(self, figure: Figure, columns: Sequence[Column], time: Term | None) -> Term:
+        counts = [self._as_count(column, time) for column in columns]
+        return self._combine(figure, counts, [_meaning(column).weight for column in columns])
 
     def _combine(self, figure: Figure, found: Sequence[Term], weights: Sequence[float]) -> Term:
         """Several metrics of the same quantity: the first that has a value, launch by launch."""
@@ -431,13 +582,24 @@ def _has_nan(values: "array[float]") -> bool:
     return any(map(math.isnan, values))
 
 
-def _is_wider(wide: tuple[str, ...], narrow: tuple[str, ...]) -> bool:
+def _is_wider(wide: Sequence[str], narrow: Sequence[str]) -> bool:
     """Whether a counter contains another: it leaves open what the other pins down."""
-    return wide != narrow and all(a in ("", b) for a, b in zip(wide, narrow, strict=True))
+    same_length = len(wide) == len(narrow) and tuple(wide) != tuple(narrow)
+    return same_length and all(a in ("", b) for a, b in zip(wide, narrow, strict=True))
+
+
+def _operations(path: str) -> Figure:
+    """Integer operations are no FLOP."""
+    return "op" if path.startswith("tensor_int") else "flop", path
+
+
+def _meaning(column: Column) -> Meaning:
+    assert column.meaning is not None
+    return column.meaning
 
 
 def _rank(column: Column) -> int:
-    return column.meaning.rank if column.meaning is not None else 0
+    return _meaning(column).rank
 
 
 def _over(top: float, bottom: float) -> float:

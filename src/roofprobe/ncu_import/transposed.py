@@ -8,15 +8,28 @@ from roofprobe.errors import RecordError
 from roofprobe.ncu_import import rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner
 
-_METRIC: Final = re.compile(r"(?P<name>[^\[\]]*?)\s*(?:\[(?P<unit>[^\]]*)\])?")
+_METRIC: Final = re.compile(
+    r"(?P<name>[^\[\]]*?)\s*(?:\[(?P<unit>[^\]]*)\]|\((?P<round>[^()\[\]]*)\))?"
+)
 _NAMED: Final = re.compile(r"[a-z0-9_]+__[^\s\[\]]+")  # a name of the hardware's, and not a label
+# Labels that programs print as well start a table only in quotes, as the application writes them.
 _START: Final = re.compile(
-    r'"?(?:Function(?: Name)?|Kernel(?: Name)?|[a-z0-9_]+__[A-Za-z0-9_.]+(?: \[[^\]]*\])?)"?'
-    r"(?P<delimiter>[,;\t])"
+    r'"?(?:Function(?: Name)?|Kernel(?: Name)?|Metric Name'
+    r'|[a-z0-9_]+__[A-Za-z0-9_.]+(?: (?:\[[^\]]*\]|\([^)]*\)))?)"?(?P<delimiter>[,;\t])'
+    r'|"(?:ID|Process(?: ID)?|Device|Context|CC|Compute Capability)"(?P<quoted>[,;\t])"'
 )
 # A cell can end in a comparison with the baseline: "1,234 (+5.6%)".
 _COMPARED: Final = re.compile(r"(?<=[0-9a-z])\s*\([^()]*\)\s*$")
-_FUNCTION: Final = ("Function", "Function Name", "Kernel", "Kernel Name")
+_PROCESS: Final = ("Process", "Process ID")
+_DEVICE: Final = ("Device",)
+_CONTEXT: Final = ("Context",)
+_CAPABILITY: Final = ("CC", "Compute Capability")
+_GRID: Final = ("Grid Size",)
+_BLOCK: Final = ("Block Size",)
+_LABELS: Final = (*_PROCESS, *_DEVICE, *_CONTEXT, *_CAPABILITY, *_GRID, *_BLOCK)
+_FUNCTION: Final = ("Function", "Function Name", "Kernel", "Kernel Name", "Metric Name")
+_UNITS: Final = ("Unit", "Metric Unit")  # a column of its own, in an export saved anew
+_ADVICE: Final = "the table is damaged or was edited; export it again"
 
 
 class Transposed:
@@ -33,6 +46,7 @@ class Transposed:
         self._delimiter = delimiter
         self._cells: dict[str, list[str]] = {}
         self._metrics: list[tuple[str, str, list[str]]] = []
+        self._ended = self._quoted = True  # the last row
 
     @classmethod
     def starting(cls, line: str, launches: Launches) -> "Transposed | None":
@@ -40,57 +54,97 @@ class Transposed:
         match = _START.match(line)
         if match is None:
             return None
-        table = cls(launches, match["delimiter"])
-        if match["delimiter"] == ";":
-            launches.numerals.semicolons = True
+        table = cls(launches, match["delimiter"] or match["quoted"])
         return table if table.take(line) else None
 
     def take(self, line: str) -> bool:
         """Reads a line; False when it is no row of the table.
 
         Raises:
-            RecordError: a metric that is needed, and no telling in which unit.
+            RecordError: a metric that is needed, and no telling in which unit; or nothing but a
+                part of its name.
         """
-        if not line.endswith("\n") and not line.endswith('"'):
-            return False
-        head, *cells = rows.split(line, self._delimiter) or [""]
-        if not cells:
-            return False
+        if rows.header(line) is not None:
+            return False  # ncu's own; this table was something that a program printed
+        ended = line.endswith("\n")
+        closed = line if ended or line.count('"') % 2 == 0 else line + '"'
+        head, *cells = rows.split(closed, self._delimiter) or [""]
         metric, named = _METRIC.fullmatch(head), _NAMED.match(head)
+        if not cells:
+            if named and not ended:
+                raise RecordError("the file breaks off in the name of a metric: export it again")
+            return False
         if named and metric is None and vocabulary.expected(named.group()):
             raise RecordError(f"{head!r} is no metric with its unit: the file is damaged")
-        if metric is not None and (named or metric["unit"] is not None):
-            self._metrics.append((metric["name"], metric["unit"] or "", cells))
-        elif head and head not in self._cells:
+        unit = (metric["unit"] or metric["round"]) if metric is not None else None
+        self._ended = ended
+        if metric is not None and (named or unit is not None):
+            self._metrics.append((metric["name"], unit or "", cells))
+        elif head and head not in self._cells and (ended or line.endswith('"')):
             self._cells[head] = cells
         else:
             return False
         self.rows += 1
+        self._quoted = line.rstrip("\r\n").endswith('"')
         return True
 
-    def broken(self, line: str) -> tuple[bool, int | None]:
-        """A row that breaks off loses a metric, not a launch."""
-        return False, None
-
     def finish(self) -> None:
-        """Adds the launches and their metrics."""
+        """Adds the launches and their metrics.
+
+        Raises:
+            RecordError: rows of different widths, or cells that belong to no launch.
+        """
+        if self._delimiter == ";":
+            self._launches.numerals.semicolons = True
         names = next((self._cells[key] for key in _FUNCTION if key in self._cells), None)
-        count = len(names) if names else max((len(row[2]) for row in self._metrics), default=0)
+        if names and names[0].strip() in _UNITS:
+            self._take_units()
+        count = self._width(names)
         launches = []
         for index in range(count):
             owner = Owner(
-                process=self._cell(("Process", "Process ID"), index),
-                device=self._cell(("Device",), index) or None,
-                context=self._cell(("Context",), index),
-                compute_capability=self._cell(("CC", "Compute Capability"), index) or None,
+                process=self._cell(_PROCESS, index),
+                device=self._cell(_DEVICE, index) or None,
+                context=self._cell(_CONTEXT, index),
+                compute_capability=self._cell(_CAPABILITY, index) or None,
             )
-            grid = self._cell(("Grid Size",), index) + self._cell(("Block Size",), index)
+            grid = self._cell(_GRID, index) + self._cell(_BLOCK, index)
             name = names[index] if names else f"kernel {index}"
             launches.append(self._launches.launch(owner, index, name, grid))
         for name, unit, cells in self._metrics:
             sink = self._launches.sink(name, unit, "")
             for launch, cell in zip(launches, cells, strict=False):
                 sink.put(launch, _COMPARED.sub("", cell))
+
+    def _take_units(self) -> None:
+        """Moves a column of units to the metrics' names."""
+        self._metrics = [
+            (name, unit or cells[0].strip(), cells[1:]) for name, unit, cells in self._metrics
+        ]
+        for cells in self._cells.values():
+            del cells[0]
+
+    def _width(self, names: list[str] | None) -> int:
+        """How many launches there are: columns without any text at the end are none."""
+        table = [self._cells[label] for label in _LABELS if label in self._cells]
+        needed = [cells for name, _, cells in self._metrics if vocabulary.expected(name)]
+        table = [*([names] if names else []), *table, *needed]
+        width = len(table[0]) if table else 0
+        last = self._metrics[-1][2] if self._metrics else []
+        if not self._ended and not (self._quoted and len(last) == width):
+            last.clear()  # what is left of a row can end in half a number
+        odd = next((cells for cells in table if cells and len(cells) != width), None)
+        if odd is not None:
+            raise RecordError(
+                f"rows of {width} and of {len(odd)} cells, so nobody can tell which kernel a value "
+                f"is of: {_ADVICE}"
+            )
+        count = 1 + max(
+            (i for cells in table for i, cell in enumerate(cells) if cell.strip()), default=-1
+        )
+        if names and not all(name.strip() for name in names[:count]):
+            raise RecordError(f"a column of values has no kernel name above it: {_ADVICE}")
+        return count
 
     def _cell(self, names: Sequence[str], index: int) -> str:
         for name in names:

@@ -59,6 +59,8 @@ def unit(text: str) -> Unit:
         return Unit(1.0, name)
     numerator, slash, denominator = name.partition("/")
     top, bottom = _part(numerator), _part(denominator) if slash else Unit(1.0, "")
+    if slash and numerator.strip() in ("", "1"):
+        top = Unit(1.0, "")  # "1/ns", "/ns": counts without a name
     if top is None or bottom is None:
         raise RecordError(
             f"unknown unit {name}: roofprobe will not guess its size; "

@@ -3,6 +3,10 @@
 Weights and paths come from ``roofprobe.metrics``; this module adds ncu's own spellings: the
 ``sm__`` twins of ``smsp__`` counters, rates, derived metrics, the labels of the details page, and
 the tensor counters' many subdivisions.
+
+A counter stands in a file under several roll-ups. A sum, per elapsed cycle or per second too, can
+be used. The others (averages, percentages, peaks) only hint at work: where the counter stands
+under no other roll-up, what it counts is unknown.
 """
 
 import re
@@ -13,12 +17,26 @@ from typing import Final, Literal
 
 from roofprobe import metrics
 
-Kind = Literal["flop", "tensor", "pipe", "byte", "time", "cycle", "clock"]
+Kind = Literal["flop", "tensor", "pipe", "hint", "byte", "time", "cycle", "clock"]
 Per = Literal["", "second", "cycle"]
 
 # FLOP of one tensor instruction, by compute capability, where every shape does the same. Volta: a
 # warp's m8n8k4 product is 4 * 512 FLOP in four HMMA.884 steps; arXiv 2009.05257 counts 512 too.
 PIPE_FLOP: Final[Mapping[str, int]] = {"7.0": 512}
+
+# A chip of each compute capability; those that share one have the same tensor counters.
+_CHIPS: Final = {
+    "7.0": "GV100",
+    "7.5": "TU102",
+    "8.0": "GA100",
+    "8.6": "GA102",
+    "8.7": "GA10B",
+    "8.9": "AD102",
+    "9.0": "GH100",
+    "10.0": "GB100",
+    "10.3": "GB110",
+    "12.0": "GB202",
+}
 
 _COUNT: Final = frozenset({"inst", "op", ""})
 _DIMENSIONS: Final = (
@@ -27,14 +45,45 @@ _DIMENSIONS: Final = (
 )
 _SASS: Final = re.compile(
     r"(?P<derived>derived__)?(?P<unit>smsp|sm)__sass_thread_inst_executed_op_"
-    r"(?P<op>[hfd](?:add|mul|fma)2?)_pred_on(?P<times>_x[24])?"
-    r"(?P<sum>\.sum)?(?P<per>\.per_cycle_elapsed|\.per_second)?"
+    r"(?P<op>(?P<type>[hfdq])(?:add|mul|fma)[24]?)_pred_on(?:_x(?P<times>[24]))?"
 )
+_SASS_PATHS: Final = {"h": "sass_fp16", "f": "sass_fp32", "d": "sass_fp64", "q": "sass_fp8"}
+_SASS_ALL: Final = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
+# Several kinds of instructions in one number: of one type, or of everything with that type.
+_SASS_GROUP: Final = re.compile(
+    r"sms?p?__sass_thread_inst_executed_op(?:s_(?P<type>[hfdq])add|_fp(?P<bits>\d+)_)\w*"
+)
+_OPS: Final = re.compile(r"sms?p?__ops_path_tensor\w*")
 _TENSOR: Final = re.compile(
     r"sms?p?__ops_path_tensor_(?:op_(?P<op>\w+?)_)?src_(?P<source>\w+?)(?:_dst_(?P<dst>[a-z0-9]+))?"
-    r"(?:_sparsity_(?P<sparsity>on|off))?(?:_realtime)?\.sum"
+    r"(?:_sparsity_(?P<sparsity>on|off))?(?:_realtime)?"
 )
-_PIPE: Final = re.compile(r"sms?p?__inst_executed_pipe_tensor(?:_op_(?P<op>[a-z]+))?\.sum")
+# Volta's; later chips subdivide it in other ways, and no count of instructions gives FLOP there.
+_PIPE: Final = re.compile(r"sms?p?__inst_executed_pipe_tensor(?:_op_(?P<op>hmma))?")
+# Above 0 where tensor cores worked. HFMA2.MMA runs on their pipe without being a matrix product.
+_BUSY: Final = re.compile(
+    r"(?:[\w.]+\.)?(?:derived__)?sms?p?__(?:inst_executed_)?pipe_(?:tensor|fp64_op_dmma)"
+    r"(?!\w*_type_hfma2)\w*"
+    r"|sms?p?__sass_inst_executed_op_(?:shared_gmma|utcmma)"
+)
+_INTEGER: Final = re.compile(r"_(?:op|subpipe|type)_[ib]g?mma(?!\w*_[hqd]g?mma)")
+
+_RATES: Final[Mapping[str, Per]] = {
+    "sum": "",
+    "sum.per_cycle_elapsed": "cycle",
+    "sum.per_second": "second",
+}
+# By the first part of the roll-up that says so, what the others are.
+_ROLL_UPS: Final = {
+    "pct": "a percentage of the peak",
+    "peak": "a peak, the most that the chip could do",
+    "avg": "an average over the chip's units",
+    "max": "the largest value of the chip's units",
+    "min": "the smallest value of the chip's units",
+    "per_": "a rate over something else than elapsed cycles or seconds",
+}
+_SILENT: Final = ("peak", "min")  # these are no sign of work
+
 _CYCLES: Final = re.compile(
     r"(?P<unit>sm|smsp|gpc|tpc)__cycles_elapsed\.(?P<roll>avg|max)(?P<rate>\.per_second)?"
 )
@@ -82,12 +131,16 @@ class Meaning:
 
     Attributes:
         kind: ``flop`` (CUDA cores), ``tensor`` (operations), ``pipe`` (tensor instructions),
-            ``byte``, ``time``, ``cycle`` or ``clock``.
+            ``hint`` (has to do with FLOP and gives none), ``byte``, ``time``, ``cycle`` or
+            ``clock``.
         part: What is counted within the kind; metrics with the same part are the same quantity.
+            For a hint, the kind and part of what should be there instead.
         weight: From the metric's base unit to FLOP or byte.
         rank: Lower is preferred among metrics with the same part.
         per: The value is a rate: per second, or per elapsed cycle.
         whole: The value is a count and cannot have decimals in its base unit.
+        flaw: Of a hint, why it gives no FLOP and what would.
+        silent: Of a hint, that it is above 0 without any work, or 0 in spite of it.
     """
 
     kind: Kind
@@ -96,6 +149,8 @@ class Meaning:
     rank: int = 0
     per: Per = ""
     whole: bool = False
+    flaw: str = ""
+    silent: bool = False
 
 
 @cache
@@ -110,7 +165,7 @@ def meaning(name: str, dimension: str) -> Meaning | str | None:
         None for a metric that no roofline needs; a text, the reason, for one that it would need
         but cannot use as it is.
     """
-    for read in (_sass, _tensor, _pipe, _clock, _byte):
+    for read in (_sass, _sass_group, _tensor, _pipe, _busy, _clock, _byte):
         found = read(name, dimension)
         if found is not None:
             return found
@@ -127,59 +182,127 @@ def expected(name: str) -> Meaning | None:
     return None
 
 
+def is_hint(found: Meaning | str | None) -> bool:
+    """True for a metric whose value is in no figure."""
+    return isinstance(found, Meaning) and found.kind == "hint"
+
+
+def tensor_parts(capability: str | None) -> tuple[tuple[str, ...], ...] | None:
+    """Parts of the counters that together see every tensor FLOP of a chip; None if not known."""
+    chip = _CHIPS.get(capability or "")
+    if chip is None:
+        return None
+    rows = (row.name for row in metrics.family_of(chip).tensor if row.kind == "flop")
+    return tuple(found.part for name in rows if (found := expected(name)) is not None)
+
+
 def is_metric_name(text: str) -> bool:
     """True for what looks like a hardware metric's name (and unlike a label)."""
     return re.fullmatch(r"[a-z0-9_]+__[A-Za-z0-9_.]+", text) is not None
 
 
 def _sass(name: str, dimension: str) -> Meaning | str | None:
-    match = _SASS.fullmatch(name)
-    if match is None:
-        return None
-    if match["derived"] and match["unit"] == "sm":
-        return "the most that the chip could do, not what the kernel did"
-    if not match["derived"] and (match["times"] or not match["sum"]):
+    base, _, roll = name.partition(".")
+    match = _SASS.fullmatch(base)
+    if match is None or (match["times"] and not match["derived"]):
         return None
     op = match["op"]
-    row = metrics.TABLE[f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum"]
-    assert row.path is not None
-    per: Per = ""
-    if dimension in ("inst/cycle", "op/cycle"):
-        per = "cycle"
-    elif dimension in ("inst/second", "op/second"):
-        per = "second"
-    elif dimension not in _COUNT:
-        return f"in {dimension}, which is no count of instructions"
-    expected = {".per_cycle_elapsed": "cycle", ".per_second": "second"}.get(match["per"] or "", "")
-    if per != expected and not match["derived"]:
-        return f"in {dimension or 'no unit'}, which does not fit the name"
-    # A derived metric with _x2 or _x4 in its name is multiplied already.
-    weight = 1.0 if match["times"] else row.weight
+    part = ("flop", _SASS_PATHS[match["type"]], op)
+    row = metrics.TABLE.get(_SASS_ALL.format(op))
+    if row is None:
+        return Meaning("hint", part, flaw=f"how many FLOP one {op} instruction does is not known")
+    if match["derived"] and match["unit"] == "sm":
+        roll = "peak"
+    elif match["derived"] and not roll:
+        # ncu's section files define these as "....sum.per_cycle_elapsed * 2"; some of its versions
+        # print them in inst all the same.
+        roll = "sum.per_cycle_elapsed"
+        if dimension in _COUNT:
+            dimension += "/cycle"
+    per = _RATES.get(roll)
+    if per is None:
+        return _hint(part, roll, _SASS_ALL.format(op))
+    refused = _refused(dimension, per, "instructions")
+    if refused is not None:
+        return refused
+    # Multiplied by 2 or 4 already, which for half precision need not be the weight.
+    weight = row.weight / int(match["times"] or 1)
     rank = 2 * bool(per) + bool(match["derived"])
     # The two spellings differ in how fp16 is weighted (see totals), so both are kept.
-    return Meaning("flop", (row.path, op, match["unit"]), weight, rank, per, whole=not per)
+    return Meaning("flop", (*part[1:], match["unit"]), weight, rank, per, whole=not per)
+
+
+def _sass_group(name: str, dimension: str) -> Meaning | None:
+    base, _, roll = name.partition(".")
+    match = _SASS_GROUP.fullmatch(base)
+    if match is None:
+        return None
+    letter = match["type"] or {"16": "h", "32": "f", "64": "d"}.get(match["bits"], "q")
+    ops = f"{letter}add, {letter}mul and {letter}fma"
+    if match["type"]:
+        part: tuple[str, ...] = ("flop", _SASS_PATHS[letter], "")
+        flaw = "counts in one number what differs in FLOP"
+    else:
+        part, flaw = (), "counts instructions of every kind, with FLOP and without"
+    silent = not part or _hint(part, roll, "").silent
+    flaw += f": collect {_SASS_ALL.format('*')} of {ops}"
+    return Meaning("hint", part, flaw=flaw, silent=silent)
 
 
 def _tensor(name: str, dimension: str) -> Meaning | str | None:
-    match = _TENSOR.fullmatch(name)
-    if match is None:
+    base, _, roll = name.partition(".")
+    if _OPS.fullmatch(base) is None:
         return None
-    if dimension not in _COUNT:
-        return f"in {dimension}, which is no count of operations"
+    match = _TENSOR.fullmatch(base)
+    if match is None:
+        return Meaning("hint", ("tensor",), flaw="roofprobe does not know what it counts")
     source = match["source"]
-    row = metrics.TABLE.get(f"sm__{name.partition('__')[2]}")
+    row = metrics.TABLE.get(f"sm__{base.partition('__')[2]}.sum")
     path = (row.path if row else None) or _TENSOR_PATHS.get(source, f"tensor_{source}")
-    qualifiers = tuple(match[key] or "" for key in ("op", "dst", "sparsity"))
-    return Meaning("tensor", (path, source, *qualifiers), whole=True)
+    part = (path, source, *(match[key] or "" for key in ("op", "dst", "sparsity")))
+    per = _RATES.get(roll)
+    if per is None:
+        return _hint(("tensor", *part), roll, f"{base}.sum")
+    refused = _refused(dimension, per, "operations")
+    return refused or Meaning("tensor", part, rank=2 * bool(per), per=per, whole=not per)
 
 
 def _pipe(name: str, dimension: str) -> Meaning | str | None:
-    match = _PIPE.fullmatch(name)
-    if match is None:
+    base, _, roll = name.partition(".")
+    match, per = _PIPE.fullmatch(base), _RATES.get(roll)
+    if match is None or per is None:
         return None
-    if dimension not in _COUNT:
-        return f"in {dimension}, which is no count of instructions"
-    return Meaning("pipe", (match["op"] or "",), whole=True)
+    refused = _refused(dimension, per, "instructions")
+    part = (match["op"] or "",)
+    return refused or Meaning("pipe", part, rank=2 * bool(per), per=per, whole=not per)
+
+
+def _busy(name: str, dimension: str) -> Meaning | None:
+    """Signs that tensor cores worked."""
+    match = _BUSY.match(name)
+    if match is None or name[match.end() : match.end() + 1] not in ("", "."):
+        return None
+    base = match.group()
+    hint = _hint(("pipe", "op" if _INTEGER.search(base) else "flop"), name[match.end() + 1 :], "")
+    return None if hint.silent or base.startswith("derived__sm__") else hint
+
+
+def _hint(part: tuple[str, ...], roll: str, instead: str) -> Meaning:
+    key = next((key for key in _ROLL_UPS if key in roll), "")
+    what = _ROLL_UPS.get(key, "no sum over the chip's units")
+    return Meaning(
+        "hint", part, flaw=f"stands there only as {what}: collect {instead}", silent=key in _SILENT
+    )
+
+
+def _refused(dimension: str, per: Per, counted: str) -> str | None:
+    """Why a unit cannot be that of a count, or of a rate of one."""
+    top, _, bottom = dimension.partition("/")
+    if top not in _COUNT:
+        return f"in {dimension}, which is no count of {counted}"
+    if bottom != per:
+        return f"in {dimension or 'no unit'}, which does not fit the name"
+    return None
 
 
 def _clock(name: str, dimension: str) -> Meaning | str | None:

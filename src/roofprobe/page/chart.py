@@ -10,7 +10,16 @@ from typing import Any, Final, NamedTuple
 
 from roofprobe import metrics, report
 from roofprobe.record import Measurement
-from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, path_name, ridge
+from roofprobe.roofline import (
+    Above,
+    Ceiling,
+    Point,
+    Roofline,
+    above_roof,
+    path_name,
+    ridge,
+    suspects,
+)
 from roofprobe.units import number, percent, si
 
 # Indices into the colours of page.css. Memory roofs slant and peaks are flat, so they may share.
@@ -121,9 +130,6 @@ def _colour(ceiling: Ceiling, roofline: Roofline) -> int:
 
 def _mark(placed: _Placed, roofline: Roofline) -> dict[str, Any]:
     point = placed.point
-    if placed.path is not None:  # of the peaks only those of the path apply
-        own = [c for c in roofline.ceilings if c.kind == "byte" or c.path == placed.path]
-        roofline = replace(roofline, ceilings=tuple(own))
     above = above_roof(point, roofline)
     level = report.BYTES[point.level]
     lines = [
@@ -188,12 +194,9 @@ def _choices(
     ]
 
 
-def above_words(times: float) -> str:
+def above_words(above: Above) -> str:
     """What a point above its roof means."""
-    return (
-        f"{number(times, 3)} times the highest roof that applies: the roof, the count or the "
-        "time is wrong"
-    )
+    return f"{above.words}: {suspects(mix=above.mix)}"
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
