@@ -133,7 +133,9 @@ class _Base:
         self._at = {name: index for index, name in reversed(list(enumerate(names)))}
         self._id = self._at["ID"]
         self._process = self._at.get("Process ID", self._id)
-        self._nvtx = [index for index, name in enumerate(names) if "_Range:" in name]
+        # A range that is started and stopped can go around many that are pushed and popped.
+        nvtx = [index for index, name in enumerate(names) if "_Range:" in name]
+        self._nvtx = sorted(nvtx, key=lambda index: "Start/Stop" not in names[index])
         self._key: Any = itemgetter(*(self._at[key] for key in _KEYS if key in self._at))
         self._last_key: object = None
         self._quoted: bool | None = None
@@ -257,14 +259,16 @@ class _Base:
                 compute_capability=self._cell(fields, "CC"),
                 host=self._cell(fields, "Host Name") or "",
             )
-            nvtx = next((fields[index] for index in self._nvtx if fields[index].strip()), "")
+            nvtx = (range_name(fields[index]) for index in self._nvtx if fields[index].strip())
+            stream = self._cell(fields, "Stream") or ""
             self.last = self._launches.launch(
                 owner,
                 rows.ident(fields[self._id]),
                 fields[at["Kernel Name"]],
                 f"{self._cell(fields, 'Grid Size') or ''}{self._cell(fields, 'Block Size') or ''}",
-                range_name(nvtx),
+                NESTED.join(nvtx),
                 self._cell(fields, "Kernel Time") or "",
+                stream if stream.isdecimal() else "",
             )
             self._last_key = key
         return self.last

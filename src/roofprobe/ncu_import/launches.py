@@ -20,6 +20,8 @@ _T = TypeVar("_T")
 _NO_ROW: Final = math.nan
 _NO_VALUE: Final = -math.inf
 
+NAMELESS: Final = "(no name)"
+
 _DIGITS: Final = 19  # fewer are a number without a second look
 _LARGEST_ID: Final = 2**62
 
@@ -114,6 +116,12 @@ class Column:
         values = self.padded(count)
         self.values = array("d", [values[i] for i in order])
         self._units = array("B", map(self._unit_of, order))
+
+    def refuse_zero(self, launch: int, reason: str) -> None:
+        """Takes a 0 of a launch for no value."""
+        if launch < len(self.values) and self.values[launch] == 0:
+            self.values[launch] = _NO_VALUE
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def padded(self, count: int) -> "array[float]":
         """The cells of ``count`` launches."""
@@ -236,6 +244,8 @@ class Launches:
         shapes: Distinct launch grids; the empty text where the file has none.
         ranges: By launch, an index into ``range_names``, -1 for none.
         range_names: Distinct NVTX ranges.
+        streams: By launch, an index into ``stream_names``.
+        stream_names: Distinct streams of a context; the empty text where the file has none.
         columns: One for each metric.
         unusable: Metric -> why its values cannot be used.
         again: Launches that came twice, below two headers, with the same values.
@@ -252,6 +262,8 @@ class Launches:
         self.shapes: list[str] = []
         self.ranges = array("i")
         self.range_names: list[str] = []
+        self.streams = array("i")
+        self.stream_names: list[str] = []
         self.columns: list[Column] = []
         self.unusable: dict[str, str] = {}
         self.again: set[int] = set()
@@ -263,6 +275,7 @@ class Launches:
         self._title_of: dict[str, int] = {}
         self._shape_of: dict[str, int] = {}
         self._range_of: dict[str, int] = {}
+        self._stream_of: dict[str, int] = {}
         self._time_of: dict[str, int] = {}
         self._column_of: dict[tuple[str, ...], int] = {}
         self._tables = array("i")  # by launch, in which table it came first
@@ -281,22 +294,25 @@ class Launches:
         grid: str = "",
         nvtx: str = "",
         time: str = "",
+        stream: str = "",
     ) -> int:
         """The index of a launch; a new one where it was not seen before.
 
         Args:
             owner: Who launched.
             ident: Its ID.
-            name: The kernel's.
+            name: The kernel's; ``NAMELESS`` stands for an empty one.
             grid: Grid and block.
             nvtx: The range.
             time: Of day, as the file has it.
+            stream: Of the context.
 
         Raises:
             RecordError: the same launch under two kernel names or grids, or an impossible ID.
         """
         if ident > _LARGEST_ID:
             raise RecordError(f"{ident} is no launch ID: the file is damaged")
+        name = name if name.strip() else NAMELESS
         who = _intern(owner, self._owner_of, self.owners)
         if who == len(self._find):
             self._find.append({})
@@ -323,6 +339,7 @@ class Launches:
         self.names.append(_intern(name, self._title_of, self.titles))
         self.grids.append(_intern(grid, self._shape_of, self.shapes))
         self.ranges.append(_intern(nvtx, self._range_of, self.range_names) if nvtx else -1)
+        self.streams.append(_intern(stream, self._stream_of, self.stream_names))
         return index
 
     def sink(self, name: str, unit: str, section: str) -> Sink:
@@ -456,7 +473,7 @@ class Launches:
     def select(self, order: Sequence[int]) -> None:
         """Keeps some launches, in a new order. Call it after ``settle``."""
         count = len(self)
-        by_launch = (self.owner, self.names, self.grids, self.ranges)
+        by_launch = (self.owner, self.names, self.grids, self.ranges, self.streams)
         for numbers in (*by_launch, self._ids, self._times, self._tables):
             numbers[:] = array(numbers.typecode, [numbers[i] for i in order])
         for column in self.columns:
@@ -483,6 +500,7 @@ class Launches:
                 other.shapes[other.grids[index]],
                 other.range_names[nvtx] if nvtx >= 0 else "",
                 other._time_names[other._times[index]],
+                other.stream_names[other.streams[index]],
             )
             places.append(place)
         for column in other.columns:
@@ -498,6 +516,14 @@ class Launches:
                 self._take(mine, place, value, column.scale(index))
         for reason, count in column.reasons.items():
             mine.reasons[reason] = mine.reasons.get(reason, 0) + count
+
+    def overlapping(self) -> int:
+        """The most streams that launches of one context on one device are of; 0 if not told."""
+        of_owner: dict[int, set[int]] = {}
+        for who, stream in zip(self.owner, self.streams, strict=True):
+            if self.stream_names[stream]:
+                of_owner.setdefault(who, set()).add(stream)
+        return max(map(len, of_owner.values()), default=0)
 
     def by_range(self) -> Iterator[tuple[str, list[int]]]:
         """NVTX ranges with their launches, in order of appearance."""

@@ -11,7 +11,7 @@ _KERNEL: Final = re.compile(
     r"  (?P<name>\S.*?)"
     r"(?: (?P<grid>\([0-9]+, *[0-9]+, *[0-9]+\)x\([0-9]+, *[0-9]+, *[0-9]+\)))?"
     r"(?:, [0-9]{4}-[A-Za-z0-9]+-[0-9]+ [0-9:]+)?"
-    r", Context (?P<context>[0-9]+), Stream [0-9]+"
+    r", Context (?P<context>[0-9]+), Stream (?P<stream>[0-9]+)"
     r"(?:, Device (?P<device>[0-9]+))?(?:, CC (?P<cc>[0-9.]+))?\s*"
 )
 _SECTION: Final = re.compile(r"\s+Section: (?P<name>.+?)\s*")
@@ -123,7 +123,9 @@ class PageText:
         owner = Owner(process, kernel["device"], kernel["context"], kernel["cc"], host)
         # What a program printed before it on the line is no part of the name.
         name = kernel["name"].rpartition("  ")[2]
-        self.last = self._launches.launch(owner, self._begin(), name, kernel["grid"] or "")
+        self.last = self._launches.launch(
+            owner, self._begin(), name, kernel["grid"] or "", stream=kernel["stream"]
+        )
         self._skip, self._empty = False, True
 
     def _tear(self) -> None:

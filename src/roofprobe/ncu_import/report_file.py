@@ -62,7 +62,14 @@ def _launch(launches: Launches, action: Any, ident: int) -> None:
         context="" if context is None else f"{context:.0f}",
         compute_capability=None if major is None or minor is None else f"{major:.0f}.{minor:.0f}",
     )
-    launch = launches.launch(owner, ident, action.name(), str(grid) if None not in grid else "")
+    stream = _number(action, "launch__stream_id")
+    launch = launches.launch(
+        owner,
+        ident,
+        action.name(),
+        str(grid) if None not in grid else "",
+        stream="" if stream is None else f"{stream:.0f}",
+    )
     for name in action.metric_names():
         if vocabulary.meaning(name, "") is None:
             continue

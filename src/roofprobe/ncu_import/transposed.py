@@ -26,7 +26,8 @@ _CONTEXT: Final = ("Context",)
 _CAPABILITY: Final = ("CC", "Compute Capability")
 _GRID: Final = ("Grid Size",)
 _BLOCK: Final = ("Block Size",)
-_LABELS: Final = (*_PROCESS, *_DEVICE, *_CONTEXT, *_CAPABILITY, *_GRID, *_BLOCK)
+_STREAM: Final = ("Stream",)
+_LABELS: Final = (*_PROCESS, *_DEVICE, *_CONTEXT, *_CAPABILITY, *_GRID, *_BLOCK, *_STREAM)
 _FUNCTION: Final = ("Function", "Function Name", "Kernel", "Kernel Name", "Metric Name")
 _UNITS: Final = ("Unit", "Metric Unit")  # a column of its own, in an export saved anew
 _ADVICE: Final = "the table is damaged or was edited; export it again"
@@ -110,7 +111,8 @@ class Transposed:
             )
             grid = self._cell(_GRID, index) + self._cell(_BLOCK, index)
             name = names[index] if names else f"kernel {index}"
-            launches.append(self._launches.launch(owner, index, name, grid))
+            stream = self._cell(_STREAM, index)
+            launches.append(self._launches.launch(owner, index, name, grid, stream=stream))
         for name, unit, cells in self._metrics:
             sink = self._launches.sink(name, unit, "")
             for launch, cell in zip(launches, cells, strict=False):
