@@ -221,7 +221,7 @@ def read(path: Path, wanted: Sequence[str]) -> Log:
         totals = [math.fsum(part) for part in parts]
         sums[metric] = [None if math.isnan(total) else total for total in totals]
         if None in sums[metric]:
-            known = "ncu could not access it" if metric in messages.missing else None
+            known = messages.missing.get(metric)
             told = "; ".join(column.reasons) if column is not None else "ncu printed no such column"
             unavailable[metric] = known or launches.unusable.get(metric) or told or "no row"
     # Processes of a distributed run do the same work; a record is of one of them.

@@ -31,6 +31,9 @@ _SHOWN: Final = 10  # kernels in the table without --per-kernel
 _FLAGGED: Final = 5  # kernels that are named in a warning
 # A path with less of the total than this gets no roof in the picture.
 _WORTH_A_ROOF: Final = 0.01
+# How far a peak may be from a power of two of FLOP a cycle, as a binary logarithm: datasheets
+# state some tensor peaks at a lower clock than the boost clock, by up to 13%.
+_OFF: Final = 0.25
 
 
 def add_parser(verbs: Any) -> None:
@@ -110,7 +113,7 @@ def roofline_of(found: Imported, name: str) -> Roofline:
     """The hierarchical roofline: all launches as one point for each memory level.
 
     The height is total FLOP over the sum of the launches' durations. Roofs are those of the
-    datasheet of the GPU that the user named.
+    datasheet of the GPU that the user named, and its compute roofs at the SM clock of the files.
 
     Args:
         found: The figures.
@@ -175,7 +178,7 @@ def _roofs(
     flop = {path: value for path, value in found.whole.flop.items() if path != "total"}
     used = [path for path, value in flop.items() if value and value >= least]
     share = _fp16_accumulate(found)
-    sheets = [ceilings_of(spec, used, fp16_accumulate=share) for spec in specs]
+    sheets = [_sheet(spec, used, share, found.whole.sm_clock_hz) for spec in specs]
     values = [{ceiling.name: ceiling.value for ceiling in sheet} for sheet in sheets]
     agreed = tuple(c for c in sheets[0] if all(v.get(c.name) == c.value for v in values))
     names = dict.fromkeys(name for sheet in values for name in sheet)
@@ -195,6 +198,41 @@ def _roofs(
     return agreed, missing
 
 
+def _sheet(
+    spec: DeviceSpec, paths: Sequence[str], fp16_accumulate: float, clock: float | None
+) -> list[Ceiling]:
+    """A product's roofs: those of its datasheet, and the compute roofs at a clock in Hz."""
+    roofs = list(ceilings_of(spec, paths, fp16_accumulate=fp16_accumulate))
+    if clock is not None:
+        roofs += [slower for roof in roofs if (slower := _at_clock(spec, roof, clock)) is not None]
+    return roofs
+
+
+def _at_clock(spec: DeviceSpec, roof: Ceiling, clock: float) -> Ceiling | None:
+    """A compute roof at another clock, in Hz; None where its FLOP a cycle are not known.
+
+    An SM does a power of two of them a cycle on every path, which shows at what clock a datasheet
+    states a peak.
+    """
+    if roof.path is None or spec.sm_count is None or spec.boost_hz is None:
+        return None
+    stated = spec.peaks[roof.path] / spec.sm_count  # FLOP/s of one SM
+    exponent = math.log2(stated / spec.boost_hz)
+    if abs(exponent - round(exponent)) > _OFF:
+        return None
+    per_cycle = 2 ** round(exponent)
+    at = si(clock, "Hz")
+    return Ceiling(
+        name=f"{roof.name} at {at}",
+        kind="flop",
+        value=spec.sm_count * per_cycle * clock * (roof.value / spec.peaks[roof.path]),
+        path=roof.path,
+        level=None,
+        source="given",
+        detail=f"the datasheet's at the files' mean SM clock, {at}",
+    )
+
+
 def _exact(found: Imported, kernel: Kernel) -> dict[str, float]:
     """FLOP by path, as far as they are known exactly."""
     return {
@@ -212,11 +250,17 @@ def _fp16_accumulate(found: Imported) -> float:
 
 
 def _above(found: Imported) -> Iterator[str]:
-    """The warning that the whole or kernels lie above a roof of the GPU that the user named.
+    """The warning that the whole or kernels lie above a roof of the GPU.
 
-    Of several products that are called so the highest roofs count.
+    It is the one that the user named, or has the compute capability in the files. Of several
+    products the highest roofs count.
     """
     specs = device.called(found.gpu) if found.gpu else ()
+    whose = " or ".join(spec.name for spec in specs)
+    if not specs and len(found.compute_capabilities) == 1:
+        (capability,) = found.compute_capabilities
+        specs = tuple(s for s in device.catalogue() if s.compute_capability == capability)
+        whose = f"every GPU of compute capability {capability} that is known here"
     share = _fp16_accumulate(found)
     whole = _exceeded(found, found.whole, specs, share)
     several = found.kernels if len(found.kernels) > 1 else ()
@@ -234,7 +278,7 @@ def _above(found: Imported) -> Iterator[str]:
         more = len(kernels) - _FLAGGED
         more_kernels = f"; {more} more kernels" if more > 0 else ""
         why = suspects(mix=any(above.mix for _, above in flags))
-        yield f"above the roof of {_listed(specs)}: {said}{more_kernels}: {why}"
+        yield f"above the roof of {whose}: {said}{more_kernels}: {why}"
 
 
 def _exceeded(
@@ -243,10 +287,6 @@ def _exceeded(
     work = _exact(found, kernel)
     roofs = [c for spec in specs for c in ceilings_of(spec, work, fp16_accumulate=fp16_accumulate)]
     return exceeded(work, kernel.byte, kernel.time_s, roofs)
-
-
-def _listed(specs: Sequence[DeviceSpec]) -> str:
-    return " or ".join(spec.name for spec in specs)
 
 
 def _capability(name: str) -> str:
@@ -285,8 +325,17 @@ def _print(found: Imported, *, every: bool) -> None:
         if value is not None or level == "dram":
             _row(f"intensity, {level}", f"{number(value)} FLOP/B" if value is not None else "n/a")
     _row("attained, over that time", si(whole.flop_per_s, "FLOP/s"))
+    if whole.sm_clock_hz is not None:
+        _row("SM clock, mean over that time", si(whole.sm_clock_hz, "Hz"))
+        specs = device.called(found.gpu) if found.gpu else ()
+        for roof in _roofs(found, specs)[0]:
+            if roof.kind == "flop":
+                kind = "datasheet roof" if roof.source == "datasheet" else "roof"
+                _row(f"{kind}, {roof.name}", si(roof.value, "FLOP/s"))
     _kernels("by device", found.parts)
     _kernels("by range", found.ranges)
+    if found.ranges:
+        _row("steady range", found.steady or "none")
     kernels = sorted(found.kernels, key=lambda kernel: -(kernel.time_s or 0))
     _kernels("by kernel", kernels if every else kernels[:_SHOWN])
     if len(kernels) > _SHOWN and not every:

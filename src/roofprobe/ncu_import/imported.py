@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class Kernel:
         time_s: Sum of the launches' durations, s.
         intensity: Total FLOP over DRAM bytes.
         intensity_by_level: The same for each memory level.
+        sm_clock_hz: SM cycles over time, Hz, in the launches of which both are known.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Kernel:
     time_s: float | None
     intensity: float | None
     intensity_by_level: Mapping[str, float | None]
+    sm_clock_hz: float | None
 
     @property
     def flop_per_s(self) -> float | None:
@@ -64,6 +66,7 @@ class Kernel:
             "flop": dict(self.flop),
             "byte": dict(self.byte),
             "time_s": self.time_s,
+            "sm_clock_hz": self.sm_clock_hz,
             "intensity": self.intensity,
             "intensity_by_level": dict(self.intensity_by_level),
             "flop_per_s": self.flop_per_s,
@@ -189,10 +192,13 @@ def import_files(
         for text in (*content.warnings, *content.messages.notes())
     ]
     failed = tuple(dict.fromkeys(name for message in messages for name in message.failed))
+    for content in contents:
+        _drop_uncounted(content)
     work = merge.merge(contents)
     launches = work.launches
     capabilities = _capabilities(launches, gpu, compute_capability)
-    parts = totals.terms(work, compute_capability)
+    told = {name: why for message in messages for name, why in message.missing.items()}
+    parts = totals.terms(work, compute_capability, told)
     scale = calibration.apply(parts) if calibration is not None else None
     left_out = 0
     if calibration is not None:
@@ -201,11 +207,17 @@ def import_files(
             f"{left_out} launches of {calibration.kernel} settled the tensor counter's scale "
             f"({scale:g}) and are left out of every total"
         )
-    told = {name: why for message in messages for name, why in message.missing.items()}
     unavailable = _unavailable(launches, told)
     warnings += [*work.warnings, *parts.warnings]
     reasons = dict(parts.reasons)
     whole = _whole(work, parts, len(launches) - left_out, reasons, warnings, unavailable)
+    streams = launches.overlapping()
+    if streams > 1 and whole.time_s is not None:
+        warnings.append(
+            f"launches on one device are of {streams} streams, and ncu replayed them one by one: "
+            "time_s adds up what may have run at the same time, so flop_per_s is no rate of the "
+            "step; take the step's time from a run without ncu"
+        )
     owners = _by_owner(launches, parts) if work.paired else ()
     if len(owners) > 1:
         warnings.append(
@@ -245,6 +257,16 @@ def _capabilities(launches: Launches, gpu: str | None, named: str | None) -> tup
     return tuple(sorted(told or ({named} if named else set())))
 
 
+def _drop_uncounted(content: reader.Content) -> None:
+    """Takes zeros for no count in launches over which ncu made no pass."""
+    launches = content.launches
+    for ident, kernel in content.messages.uncounted:
+        for launch, name in enumerate(launches.names):
+            if launches.ident(launch) == ident and kernel in launches.titles[name]:
+                for column in launches.columns:
+                    column.refuse_zero(launch, "0 in the file, and ncu made 0 passes: not counted")
+
+
 def _unavailable(launches: Launches, told: Mapping[str, str]) -> dict[str, str]:
     """Metrics without a number in some launch, and why.
 
@@ -277,6 +299,16 @@ def _whole(
 ) -> Kernel:
     sums = totals.summed(parts.items)
     whole = _figures("", count, sums)
+    if whole.sm_clock_hz is None:
+        cycles, seconds = (sums.get(("clock", unit), 0.0) for unit in ("cycle", "second"))
+        if seconds:
+            reasons["sm_clock_hz"] = f"{cycles / seconds:.6g} Hz, which no GPU runs at"
+            warnings.append(
+                f"SM cycles over time are {reasons['sm_clock_hz']}: one of them is wrong, and "
+                "time_s may be"
+            )
+        else:
+            reasons["sm_clock_hz"] = "the files tell neither the SM clock nor cycles and their time"
     for term in parts.items:
         kind, part = term.figure
         key = "time_s" if kind == "time" else f"{kind}.{part}"
@@ -302,16 +334,7 @@ def _whole(
                     f"{level} intensity rests on {launches} of {count} launches, those that have "
                     "both FLOP and bytes"
                 )
-    return Kernel(
-        whole.name,
-        whole.launches,
-        whole.flop,
-        whole.op,
-        whole.byte,
-        whole.time_s,
-        levels["dram"],
-        levels,
-    )
+    return replace(whole, intensity=levels["dram"], intensity_by_level=levels)
 
 
 def _figures(name: str, count: int, sums: Mapping[Figure, float]) -> Kernel:
@@ -332,7 +355,14 @@ def _figures(name: str, count: int, sums: Mapping[Figure, float]) -> Kernel:
         time_s=_known(sums.get(("time", ""), math.nan)) or None,  # no work takes no time
         intensity=levels["dram"],
         intensity_by_level=levels,
+        sm_clock_hz=_clock(sums),
     )
+
+
+def _clock(sums: Mapping[Figure, float]) -> float | None:
+    """The SM clock, Hz; None where it is not told, or none that a GPU has."""
+    clock = _ratio(sums.get(("clock", "cycle")), sums.get(("clock", "second")))
+    return clock if clock is not None and totals.SLOWEST <= clock <= totals.FASTEST else None
 
 
 def _kernels(

@@ -8,7 +8,7 @@ from typing import Final
 
 from roofprobe import refusals
 from roofprobe.errors import RecordError
-from roofprobe.refusals import INSUFFICIENT_PRIVILEGES, PERMISSION_FIX, WITHOUT_COUNTERS
+from roofprobe.refusals import INSUFFICIENT_PRIVILEGES, WITHOUT_COUNTERS
 
 # Several messages, progress and a table can share a line: a message ends where the next one or
 # a row begins.
@@ -20,10 +20,18 @@ _MESSAGE: Final = re.compile(
 _UNMARKED: Final = re.compile(r"\W*error\b.*NVGPUCTRPERM", re.IGNORECASE)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>.+?)"')
-_MISSING: Final = re.compile(r"following (?:[0-9]+ )?metrics?\b(?P<names>.*)")
+# "Failed to access the following 2 metrics: a, b", "Metric a could not be collected".
+_MISSING: Final = re.compile(
+    r"(?=.*\bmetrics?\b).*?\b(?:(?:failed|unable) to (?:access|collect|find|read|retrieve)"
+    r"|(?:can|could) ?not (?:be )?(?:access|collect|find|found|read|retrieve)"
+    r"|not (?:available|supported))",
+    re.IGNORECASE,
+)
 _METRIC: Final = re.compile(r"\b[a-z0-9_]+__[\w.]*\w")
+_LAUNCH: Final = re.compile(r'Profiling "(?P<kernel>.+)" - (?P<ident>[0-9]{1,18})\b')
 _BEGUN: Final = re.compile(r'Profiling "(?P<kernel>.+)".*: *[0-9]+%[0-9%.]*$')
 _DONE: Final = re.compile(r"100%|[0-9]+ pass(?:es)?\b")
+_NO_PASS: Final = re.compile(r"100%\W*\b0 passes\b")
 _REPORT: Final = re.compile(r"Report: *(?P<path>\S.*)")
 _WINDOWS: Final = re.compile(r"Connected to process [0-9]+ \([A-Za-z]:\\")
 _WSL: Final = re.compile(r"[0-9]-microsoft-standard", re.IGNORECASE)  # of a kernel's release
@@ -99,11 +107,6 @@ _WINDOWS_FIX: Final = (
 _LONGEST: Final = 300  # characters of a message that are quoted
 
 
-def refused() -> str:
-    """What a refusal of the counters means and who can do something about it."""
-    return f"counter access was refused ({PERMISSION}): {PERMISSION_FIX}"
-
-
 class Messages:
     """ncu's own lines of one file.
 
@@ -111,12 +114,15 @@ class Messages:
         warnings: Texts of warnings.
         errors: Texts of errors.
         missing: Metrics that could not be read -> why.
+        uncounted: ID and kernel, as short as ncu calls it here, of launches without any pass.
     """
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.errors: list[str] = []
         self.missing: dict[str, str] = {}
+        self.uncounted: set[tuple[int, str]] = set()
+        self._launch: tuple[int, str] | None = None  # the one that ncu was at last
         self._failed: list[str] = []
         self._begun: str | None = None  # the kernel that ncu is at
         self._profiled = False
@@ -140,6 +146,8 @@ class Messages:
         found = list(_MESSAGE.finditer(line))
         for message in found:
             self._take(message["level"], message["text"].strip())
+        if not found:
+            self._note_passes(line)
         if found or not _UNMARKED.match(line):
             return bool(found)
         self.errors.append(line.strip())
@@ -156,15 +164,17 @@ class Messages:
         failed = _FAILED.search(text)
         if failed is not None:
             self._failed.append(failed["kernel"])
-        missing = _MISSING.search(text)
-        if missing is not None:
+        if level in ("WARNING", "ERROR") and _MISSING.match(text):
             why = "ncu could not access it"
             if "MIG" in text:
                 why += "; under MIG, units shared with other MIG instances cannot be read"
-            self.missing |= dict.fromkeys(_METRIC.findall(missing["names"]), why)
+            self.missing |= dict.fromkeys(_METRIC.findall(text), why)
 
     def _progress(self, text: str) -> None:
-        begun, report = _BEGUN.match(text), _REPORT.match(text)
+        begun, report, launch = (each.match(text) for each in (_BEGUN, _REPORT, _LAUNCH))
+        if launch is not None:
+            self._launch = int(launch["ident"]), launch["kernel"]
+        self._note_passes(text)
         if text.startswith("Profiling"):
             self._begun = begun["kernel"] if begun is not None else None
             if _DONE.search(text):
@@ -172,6 +182,10 @@ class Messages:
         if report is not None:
             self._report = report["path"]
         self._windows = self._windows or _WINDOWS.match(text) is not None
+
+    def _note_passes(self, text: str) -> None:
+        if self._launch is not None and _NO_PASS.search(text):
+            self.uncounted.add(self._launch)
 
     def notes(self) -> list[str]:
         """Warnings for a file that has launches."""

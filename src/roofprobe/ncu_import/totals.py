@@ -12,6 +12,7 @@ Where anything else shows that tensor cores worked in a launch of which no opera
 they are unknown, too: a kernel's operations may be of a type that nobody asked for.
 
 Time is the sum over launches of their durations; where there is none, of cycles over cycle rate.
+The SM clock is SM cycles over time, in the launches where the files tell both.
 """
 
 import math
@@ -35,6 +36,8 @@ _CONSISTENT: Final = 1e-3
 # A label of the details page shows three or four digits.
 _ALIKE: Final = 1e-2
 _SHOWN: Final = 3  # metrics in one message
+# Of one launch, in two metrics that may be of different passes.
+_NOTEWORTHY: Final = 0.05
 _NAME: Final = 100  # characters of a kernel's name in a message
 _COLLECT: Final = "collect sm__ops_path_tensor_src_*.sum of every type that the GPU has"
 _DAY: Final = 86400.0  # s; no kernel runs that long, but broken time stamps say so
@@ -53,7 +56,17 @@ _TENSOR_KERNEL: Final = re.compile(
     r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
 )
 
-Figure = tuple[str, str]  # ("flop", path), ("op", path), ("byte", level), ("time", "")
+# Hz; no GPU's SMs run outside of this.
+SLOWEST: Final = 1e7
+FASTEST: Final = 4e9
+_SM_UNITS: Final = (("sm",), ("smsp",), ("gpc",), ("tpc",))
+
+# What a metric adds to a figure, and so leaves it without value where ncu could not collect it.
+_ADDING: Final = frozenset({"flop", "tensor", "pipe", "byte", "time"})
+
+# ("flop", path), ("op", path), ("byte", level), ("time", ""), and for the SM clock
+# ("clock", "cycle") and ("clock", "second").
+Figure = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +111,20 @@ class Terms:
         return [term for term in self.items if term.figure[0] == kind]
 
 
-def terms(work: Workload, capability: str | None) -> Terms:
+def terms(work: Workload, capability: str | None, missing: Iterable[str] = ()) -> Terms:
     """What every launch adds to every figure.
 
     Args:
-        work: The merged files.
+        work: The merged files; metrics that are missing get a column without values.
         capability: Compute capability that the user named, for launches that have none.
+        missing: Metrics that ncu said it could not collect.
     """
+    launches = work.launches
+    known = {column.name for column in launches.columns}
+    for name in missing:
+        meaning = vocabulary.expected(name)
+        if name not in known and meaning is not None and meaning.kind in _ADDING:
+            launches.columns.append(Column((name,), meaning, launches.names, launches.titles))
     return _Builder(work, capability).build()
 
 
@@ -128,6 +148,7 @@ class _Builder:
 
     def build(self) -> Terms:
         time = self._time()
+        self._clock(time)
         self._sass(time)
         if not self._tensor(time):
             self._pipe(time)
@@ -173,13 +194,44 @@ class _Builder:
     def _from_cycles(self) -> Term | None:
         """Cycles over cycle rate, of the same unit of the chip."""
         cycles, clocks = self._columns.get("cycle", {}), self._columns.get("clock", {})
-        for part in (("sm",), ("smsp",), ("gpc",), ("tpc",)):
+        for part in _SM_UNITS:
             if part in cycles and part in clocks:
                 top, bottom = cycles[part][0], clocks[part][0]
                 # Two runs in different orders pair by position: the clock follows the moment.
-                values = array("d", map(_over, self._values(top), self._values(bottom)))
-                return Term(("time", ""), values, top.names, top.titles, top.name)
+                values = array("d", map(_over, self._values(top), self._rates(bottom)))
+                blamed = bottom if bottom.name in self._launches.unusable else top
+                return Term(("time", ""), values, top.names, top.titles, blamed.name)
         return None
+
+    def _rates(self, column: Column) -> "array[float]":
+        """The clock by launch, Hz; NaN where it is none."""
+        values = self._values(column)
+        for launch, value in enumerate(values):
+            if not SLOWEST <= value <= FASTEST and not math.isnan(value):
+                values[launch] = math.nan
+                why = f"{value:.6g} Hz in {self._launches.describe(launch)}, which no GPU runs at"
+                if column.name not in self._launches.unusable:
+                    self._warn(f"{column.name} is {why}: not used")
+                    self._launches.unusable[column.name] = why
+        return values
+
+    def _clock(self, time: Term | None) -> None:
+        """Adds SM cycles and the time that they took; without times every launch counts alike."""
+        cycles, clocks = self._columns.get("cycle", {}), self._columns.get("clock", {})
+        rates = next((clocks[part][0] for part in _SM_UNITS if part in clocks), None)
+        counts = next((cycles[part][0] for part in _SM_UNITS if part in cycles), None)
+        over = time.values if time is not None else array("d", [1.0] * self._count)
+        if rates is not None:
+            source, values = rates, array("d", map(_times, self._rates(rates), over))
+        elif counts is not None and time is not None:
+            source, values = counts, self._values(counts)
+        else:
+            return
+        known = [not math.isnan(both) for both in map(_plus, values, over)]
+        for unit, each in (("cycle", values), ("second", over)):
+            told = array("d", [x if k else 0.0 for x, k in zip(each, known, strict=True)])
+            term = Term(("clock", unit), told, source.names, source.titles, source.name)
+            self._out.items.append(term)
 
     # CUDA cores
 
@@ -454,13 +506,11 @@ class _Builder:
             values = array("d", map(_plus, read.values, write.values))
             both = Term(("byte", level), values, read.names, read.titles, read.source)
         if both is not None and total is not None:
-            ours, theirs = math.fsum(both.values), math.fsum(total.values)
-            if not math.isnan(ours + theirs) and not math.isclose(
-                ours, theirs, rel_tol=_CONSISTENT
-            ):
+            differ = self._difference(both, total, _CONSISTENT)
+            if differ is not None:
                 self._warn(
-                    f"{level} bytes do not add up: read + write is {ours:.6g}, "
-                    f"{total.source} is {theirs:.6g}; read + write is used"
+                    f"{level} bytes do not add up: read + write and {total.source} are {differ}; "
+                    "read + write is used"
                 )
             both = _fill(both, total) if read is not None and read.names is total.names else both
             if _has_nan(both.values) and not _has_nan(total.values):
@@ -496,15 +546,36 @@ class _Builder:
                 result = item
                 continue
             if result.names is item.names:
-                ours, theirs = math.fsum(result.values), math.fsum(item.values)
-                if not math.isnan(ours + theirs) and not math.isclose(ours, theirs, rel_tol=_ALIKE):
+                differ = self._difference(result, item, _ALIKE)
+                if differ is not None:
                     self._warn(
                         f"{result.source} and {item.source} count the same and differ: "
-                        f"{ours:.6g} and {theirs:.6g}; the first is used"
+                        f"{differ}; the first is used"
                     )
                 result = _fill(result, item)
         assert result is not None
         return result
+
+    def _difference(self, ours: Term, theirs: Term, tolerance: float) -> str | None:
+        """Where two metrics of one quantity differ, in words; None where they agree.
+
+        Their sums may differ by ``tolerance``. So that errors of launches do not cancel, their
+        differences are added up too; those are larger, for every launch is rounded.
+        """
+        pairs = [
+            (launch, pair)
+            for launch, pair in enumerate(zip(ours.values, theirs.values, strict=True))
+            if not math.isnan(sum(pair))
+        ]
+        first, second = (math.fsum(pair[side] for _, pair in pairs) for side in (0, 1))
+        if not math.isclose(first, second, rel_tol=tolerance):
+            return f"{first:.6g} and {second:.6g}"
+        if ours.names is not theirs.names:
+            return None
+        if math.fsum(abs(a - b) for _, (a, b) in pairs) <= _NOTEWORTHY * max(first, second):
+            return None
+        launch, (a, b) = max(pairs, key=lambda each: abs(each[1][0] - each[1][1]))
+        return f"{a:.6g} and {b:.6g} in {self._launches.describe(launch)}"
 
     def _warn(self, text: str) -> None:
         if text not in self._out.warnings:
