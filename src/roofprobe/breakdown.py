@@ -295,9 +295,11 @@ class Breakdown:
                 "still stand"
             )
         elif all(label.module is None for label in self._index):
+            holders = "a compiled function" + (" or a CUDA graph" if self._cuda else "")
             yield (
-                "no module was called in a step, as a CUDA graph or a compiled function that holds "
-                "the whole model runs it: layers cannot be told apart, phases can (probe.range)"
+                f"no module of model= was called in a step: it is another model than the one that "
+                f"the steps run, or {holders} runs all of it; layers cannot be told apart, phases "
+                "can (probe.range)"
             )
 
     @contextmanager
@@ -315,9 +317,9 @@ class Breakdown:
 
 def check_range_name(name: str) -> None:
     """Raises UsageError for what cannot be a range's name."""
-    if not name or SEPARATOR in name:
+    if not isinstance(name, str) or not name or SEPARATOR in name:
         raise UsageError(
-            f"{name!r} cannot be the name of a range: it must not be empty, and {SEPARATOR!r} "
+            f"{name!r} cannot be the name of a range: that is a text, not empty, and {SEPARATOR!r} "
             "joins nested ranges"
         )
 

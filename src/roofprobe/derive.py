@@ -21,6 +21,9 @@ _SAME: Final = 0.01
 # kernels run longer than the step takes by more, the two do not belong together.
 _STEPS_DIFFER: Final = 1.06
 
+# Sources whose metrics have names of their own.
+_PREFIXES: Final = {"analytic": metrics.ANALYTIC_PREFIX, "gpm": metrics.GPM_PREFIX}
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -75,12 +78,13 @@ class Figures:
         intensity: Total FLOP over bytes, by level.
         step_time: Unprofiled step, s.
         kernel_time: Sum of kernel durations, s.
-        busy_time: Time in which a kernel ran, s.
+        busy_time: Union of kernels, copies and fills within the device, s: what overlaps counts
+            once. Copies and fills can put it above ``kernel_time``.
         flop_per_s: Total FLOP over step time.
         flop_per_s_kernel: Total FLOP over the sum of kernel times.
         byte_per_s: DRAM bytes over step time.
         study: The study's formula; None where no fp32 instruction was asked for.
-        idle: Share of the step in which no kernel ran, a fraction.
+        idle: Share of the step in which no kernel, copy or fill ran, a fraction.
         fma_share: FMA among the fp32 instructions of CUDA cores, a fraction. Only FMA reach the
             datasheet's peak: at a share f no more than (1 + f) / 2 of it can be had (Yang,
             "8 Steps to 3.7 TFLOP/s", https://arxiv.org/abs/2008.11326).
@@ -103,7 +107,7 @@ class Figures:
 
 def figures(record: Measurement) -> Figures:
     """Derives every figure of a record."""
-    rows = metrics.rows(record.metrics)
+    rows = own_rows(record)
     flop = {
         path: _path(record, path, [row for row in rows if row.path == path])
         for path in dict.fromkeys(row.path for row in rows if row.kind in ("flop", "op"))
@@ -138,6 +142,16 @@ def figures(record: Measurement) -> Figures:
         idle=_idle(step_time, busy_time),
         fma_share=_fma_share(record),
     )
+
+
+def own_rows(record: Measurement) -> tuple[Metric, ...]:
+    """The table's rows for the metrics of a record that its source can count.
+
+    A model and GPM have metrics of their own. What else such a run was asked for has no value, and
+    would leave their totals without one.
+    """
+    prefix = _PREFIXES.get(record.source, "")
+    return tuple(row for row in metrics.rows(record.metrics) if row.name.startswith(prefix))
 
 
 def _idle(step: Figure, busy: Figure) -> Figure:
@@ -216,7 +230,8 @@ def _bytes(record: Measurement, rows: Sequence[Metric]) -> dict[str, Figure]:
 def _times(record: Measurement) -> tuple[Figure, Figure, Figure]:
     if record.timing is None:
         why = record.notes.get("timing", "the loop ended before steps were timed")
-        step = Figure(None, "cuda_events", reason=why)
+        cpu = record.environment.device_kind == "cpu"
+        step = Figure(None, "perf_counter" if cpu else "cuda_events", reason=why)
     else:
         step = Figure(record.timing.median, record.timing.source, record.timing.spread)
     if record.kernels is None:

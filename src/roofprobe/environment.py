@@ -28,7 +28,7 @@ def collect(device: torch.device) -> Environment:
         "roofprobe": importlib.metadata.version("roofprobe"),
         "platform": platform.platform(),
         "precision": _precision(),
-        "command": tuple(sys.orig_argv),
+        "command": tuple(printable(argument) for argument in sys.orig_argv),
     }
     if device.type != "cuda":
         memory = _cpu_memory()
@@ -54,6 +54,14 @@ def collect(device: torch.device) -> Environment:
         cudnn=str(cudnn) if cudnn else None,
         **shared,
     )
+
+
+def printable(text: str) -> str:
+    r"""``text`` from the system, where it is no UTF-8 with escapes: ``lat\xe9`` for Latin-1.
+
+    Python keeps such bytes as halves of surrogate pairs, which no file of text can hold.
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 @contextmanager

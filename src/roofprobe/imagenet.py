@@ -13,8 +13,8 @@ import re
 import shutil
 import struct
 import urllib.error
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -414,6 +414,7 @@ class Trainer:
             RoofprobeError: it is not a checkpoint, or does not fit.
         """
         checkpoint = _read_checkpoint(path, self._device)
+        _require_position(path, checkpoint)
         if checkpoint["arch"] != self.options.arch:
             raise UsageError(
                 f"{path} is a checkpoint of {checkpoint['arch']}, not of {self.options.arch}: "
@@ -424,14 +425,14 @@ class Trainer:
             weights = checkpoint["state_dict"].items()
             self._plain.load_state_dict({key.removeprefix("module."): w for key, w in weights})
             self.optimizer.load_state_dict(checkpoint["optimizer"])
-            self.epoch = int(checkpoint["epoch"])
+            self.epoch = checkpoint["epoch"]
             self.best_acc1 = float(checkpoint["best_acc1"])
             # The example wrote no scheduler before 2022; the position is all that StepLR needs.
             position = {"last_epoch": self.epoch, "_step_count": self.epoch + 1}
             self.scheduler.load_state_dict(checkpoint.get("scheduler", position))
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RoofprobeError(
-                f"{path} does not fit {self.options.arch}: {str(error).splitlines()[0]}"
+                f"{path} does not fit {self.options.arch}: {_first_reason(error)}"
             ) from None
 
     def _forward(self, model: nn.Module, images: Tensor, targets: Tensor) -> Output:
@@ -480,3 +481,22 @@ def _read_checkpoint(path: str, device: torch.device) -> dict[str, Any]:
     if missing:
         raise RoofprobeError(f"{path} is not a training checkpoint: it lacks {', '.join(missing)}")
     return cast(dict[str, Any], checkpoint)
+
+
+def _require_position(path: str, checkpoint: Mapping[str, Any]) -> None:
+    """Refuses what cannot say which model it is of, or where its training stood."""
+    arch, epoch, best = (checkpoint[key] for key in ("arch", "epoch", "best_acc1"))
+    if not isinstance(arch, str):
+        raise RoofprobeError(f"{path} does not name its model: arch is {arch!r}, and no text")
+    if type(epoch) is not int or epoch < 0:
+        raise RoofprobeError(f"{path} is at no epoch: epoch is {epoch!r}, and no integer from 0 on")
+    with suppress(TypeError, ValueError, RuntimeError):
+        if 0 <= float(best) <= 100:
+            return
+    raise RoofprobeError(f"{path} has no accuracy: best_acc1 is {best!r}, and no percentage")
+
+
+def _first_reason(error: Exception) -> str:
+    """PyTorch puts the reasons why weights do not fit in lines below a heading."""
+    heading, *reasons = str(error).splitlines() or [type(error).__name__]
+    return reasons[0].strip().rstrip(".") if reasons else heading

@@ -284,11 +284,15 @@ def judge(
 
 def _set_aside(broken: Use, instead: Verdict) -> Verdict:
     """A verdict by the datasheet, with the reason why measured roofs were not believed."""
+    if instead.closest is None:  # its other sentence says that no ceiling is known
+        kept, how = instead.sentences[:1], "Not judged by measured ceilings"
+    else:
+        kept, how = instead.sentences[:-1], "Judged by the datasheet's dense peaks"
     why = (
-        f"Judged by the datasheet's dense peaks: the measured {_roof(broken)}, is exceeded "
-        f"{number(broken.fraction, 3)} times: {_suspects(broken)}."
+        f"{how}: the measured {_roof(broken)}, is exceeded {number(broken.fraction, 3)} times: "
+        f"{_suspects(broken)}."
     )
-    return replace(instead, sentences=(*instead.sentences[:-1], why))
+    return replace(instead, sentences=(*kept, why))
 
 
 def _basis(derived: Figures, ceilings: Iterable[Ceiling]) -> Source | None:
@@ -467,7 +471,8 @@ def _decided(v: Verdict, binding: Use | None) -> Verdict:
         )
     if v.unknown:
         named = "; ".join(f"{each.name} ({each.reason})" for each in v.unknown)
-        return replace(v, reason=f"no known ceiling is near, but others may be: {named}")
+        near = "no known ceiling is near, but others may be"
+        return replace(v, reason=f"{near if v.uses else 'no use of a ceiling is known'}: {named}")
     if idle is None:
         why = f"no ceiling is near, and idle time is not known ({v.idle.reason})"
         return replace(v, reason=why)
@@ -493,11 +498,11 @@ def _turns(v: Verdict) -> list[Use]:
     return sorted([*compute, *memory[:1]], key=lambda use: -use.fraction)
 
 
-def _in_words(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -> Verdict:
+def _in_words(v: Verdict, derived: Figures, ceilings: Sequence[Ceiling]) -> Verdict:
     return replace(v, sentences=tuple(_sentences(v, derived, ceilings)))
 
 
-def _sentences(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -> Iterator[str]:
+def _sentences(v: Verdict, derived: Figures, ceilings: Sequence[Ceiling]) -> Iterator[str]:
     closest = v.closest
     idle = v.idle.value
     if v.bound == "compute" and closest:
@@ -524,7 +529,7 @@ def _sentences(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -> Ite
     else:
         yield f"No verdict: {v.reason}."
     if closest is None:
-        if v.step_time.value:
+        if v.step_time.value and not ceilings:
             yield "No ceiling of this device is known."
         return
     if v.bound not in ("compute", "memory"):

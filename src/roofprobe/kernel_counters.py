@@ -114,6 +114,11 @@ def plan(record: Measurement, top: int = TOP) -> Plan:
     """
     if top < 1:
         raise UsageError(f"--top {top} asks for no kernel: ask for one or more")
+    if record.environment.device_kind != "cuda":
+        raise UsageError(
+            f"{record.name!r} was measured on a CPU, and Nsight Compute counts kernels of a GPU: "
+            "measure it on one, with --by kernel"
+        )
     kernels = _regions(record).kernels
     chip = record.environment.chip
     if chip is None:

@@ -20,7 +20,7 @@ from typing import Final
 from roofprobe import refusals
 from roofprobe.counters import external
 from roofprobe.errors import RoofprobeError, UsageError
-from roofprobe.ncu_import.messages import PERMISSION
+from roofprobe.ncu_import.messages import Messages
 
 # Without a word from ncu or the program for this long, s, a run hangs. The slowest single launch
 # seen under kernel replay took seconds.
@@ -36,6 +36,7 @@ NOT_NCCL: Final = "regex:^(n|nc|ncc|[^n].*|n[^c].*|nc[^c].*|ncc[^l].*)$"
 NCCL_REASON: Final = "they wait for other processes and cannot be replayed one at a time"
 
 _HALF_A_SECOND: Final = 0.5
+_NAMED: Final = 3  # kernels that a message names
 
 Say = Callable[[str], None]
 
@@ -194,7 +195,8 @@ def _watched(arguments: Sequence[str], log: Path, output: Path, stall: float) ->
                 elif time.monotonic() - since > stall:
                     raise RoofprobeError(
                         f"ncu and the program printed nothing for {stall:.0f} s and were stopped: "
-                        f"a program that waits for others (nccl) hangs under replay{_last(log)}"
+                        "a program that waits for others (nccl) hangs under replay"
+                        + _last(_lines(log), "ncu")
                     )
         except BaseException:
             _stop(process)
@@ -211,37 +213,41 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _failure(status: int, log: Path, output: Path) -> str:
-    """Why ncu ended with an error, in a sentence."""
-    text = _text(log) + "\n" + _text(output)
-    if PERMISSION in text:
-        refusal = refusals.of_status(refusals.INSUFFICIENT_PRIVILEGES, wsl=refusals.under_wsl())
-        assert refusal is not None
-        return f"counter access was refused ({PERMISSION}): {refusal.cause}: {refusal.fix}"
+    """Why ncu ended with an error, and what to do about it, in a sentence."""
+    messages = Messages(wsl=refusals.under_wsl())
+    for line in _lines(log):
+        messages.take(line)
+    # ncu writes there as well, what it has to say before it opens its log.
+    printed = [line for line in _lines(output) if not messages.take(line)]
+    said = "; ".join(filter(None, (_named(messages.failed), messages.cause())))
     number = -status if status < 0 else status - 128
     if status < 0 or 128 < status <= 128 + signal.NSIG:
         called = signal.Signals(number).name if number in set(signal.Signals) else str(number)
-        return (
-            f"ncu or the program under it was killed by signal {called}"
-            + (" (out of memory?)" if called == "SIGKILL" else "")
-            + _last(output)
-        )
-    said = re.findall(r"==ERROR== *(.+)", text)
-    # "An error occurred while trying to profile" and the like point to the line before them.
-    if said:
-        return f"ncu ended with status {status}; it said: {'; '.join(dict.fromkeys(said))[:400]}"
-    return f"the program under ncu ended with status {status}{_last(output)}"
+        ended = f"ncu or the program under it was killed by signal {called}"
+        ended += " (out of memory?)" if called == "SIGKILL" else ""
+    else:
+        ended = f"{'ncu' if said else 'the program under ncu'} ended with status {status}"
+    return f"{ended}{said and f'; {said}'}{_last(printed, 'the program')}"
 
 
-def _last(path: Path) -> str:
-    lines = [line.strip() for line in _text(path).splitlines() if line.strip()]
-    return f"; its last line: {lines[-1][:200]}" if lines else "; it printed nothing"
+def _named(kernels: Sequence[str]) -> str:
+    """Kernels that failed, the first few by name; empty where none did."""
+    rest = len(kernels) - _NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    return f"failed: {', '.join(kernels[:_NAMED])}{more}" if kernels else ""
 
 
-def _text(path: Path) -> str:
+def _last(lines: Sequence[str], writer: str) -> str:
+    return f"; {writer}'s last line: {lines[-1][:200]}" if lines else f"; {writer} printed nothing"
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that are not blank; none of a file that is not there."""
     try:
-        return path.read_text(errors="replace")
+        text = path.read_text(errors="replace")
     except OSError:
-        return ""
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _candidates(given: str | None) -> list[str]:

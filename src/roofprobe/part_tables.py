@@ -12,8 +12,11 @@ from roofprobe.units import number, percent, seconds, si
 
 TOP_PARTS: Final = 20
 TOP_KERNELS: Final = 15
-# Characters of a part's name, of a kernel's, and of the part that a kernel runs in.
+# Characters of a line in a terminal, and the least and the most of a part's name in it.
+_LINE: Final = 100
+_SHORTEST: Final = 16
 _NAME: Final = 34
+# Characters of a kernel's name, and of the part that it runs in.
 _KERNEL: Final = 46
 _WHERE: Final = 22
 _COUNTED: Final = 20  # of a kernel with its counts beside it
@@ -88,18 +91,19 @@ def tables(record: Measurement, *, whole: bool = False) -> Iterator[PartTable]:
     if regions is None:
         return
     heads = ("part", "time", "step", "FLOP", "DRAM", "bound by", "lost")
-    length = _LONGEST if whole else _NAME
     ranges = phases(record)
     if regions.by == "phase" or len(ranges) > 1:
-        rows = tuple(row(part, length) for part in ranges)
+        rows = tuple(row(part) for part in ranges)
+        rows = rows if whole else _fitted(heads, rows)
         yield PartTable("By phase", heads, rows, "lrrrrlr", "phase")
     if regions.by != "phase":
         order = "time" if regions.by == "kernel" else "time lost against the roof, fix this first"
         ordered = by_loss(record)
         shown = ordered if whole else ordered[:TOP_PARTS]
-        rows = tuple(row(part, length) for part in shown)
+        rows = tuple(row(part) for part in shown)
         if len(shown) < len(ordered):
             rows = *rows, _rest(ordered[len(shown) :])
+        rows = rows if whole else _fitted(heads, rows)
         yield PartTable(f"By layer, by {order}", heads, rows, "lrrrrlr", "layer")
     if regions.kernels:
         found = regions.kernels if whole else regions.kernels[:TOP_KERNELS]
@@ -235,17 +239,16 @@ def _idle(record: Measurement) -> Iterator[str]:
         yield f"No kernel runs in {percent(idle.value)} of the step, which no part has."
 
 
-def row(part: Part, length: int = _LONGEST) -> PartRow:
-    """A part in words, its name in so many characters."""
-    lost = seconds(part.lost, 3)
+def row(part: Part) -> PartRow:
+    """A part in words."""
     return PartRow(
-        _shortened(part.name, length),
+        _shortened(part.name, _LONGEST),
         seconds(part.time, 3),
         percent(part.share, 2),
         si(part.figures.flop_total.value, "", 3),
         si(_dram(part), "B", 3),
         _bound(part) if part.time else "",
-        f"<= {lost}" if part.lost is not None and part.lost_at_most else lost,
+        _lost(part.lost, at_most=part.lost_at_most),
     )
 
 
@@ -258,8 +261,21 @@ def _rest(rest: Sequence[Part]) -> PartRow:
         si(total(part.figures.flop_total.value for part in rest), "", 3),
         si(total(_dram(part) for part in rest), "B", 3),
         "",
-        seconds(total(part.lost for part in rest), 3),
+        _lost(total(part.lost for part in rest), at_most=any(part.lost_at_most for part in rest)),
     )
+
+
+def _lost(time: float | None, *, at_most: bool) -> str:
+    said = seconds(time, 3)
+    return f"<= {said}" if time is not None and at_most else said
+
+
+def _fitted(heads: Sequence[str], rows: Sequence[PartRow]) -> tuple[PartRow, ...]:
+    """Rows whose names leave the other cells their room on a line."""
+    _, *others = (max(map(len, column)) for column in zip(heads, *rows, strict=True))
+    room = _LINE - sum(others) - len(" │ ") * len(others)
+    length = min(_NAME, max(_SHORTEST, room))
+    return tuple(said._replace(part=_shortened(said.part, length)) for said in rows)
 
 
 def _dram(part: Part) -> float | None:
@@ -283,7 +299,7 @@ def _kernel_row(kernel: Kernel, regions: Regions, step: float | None, *, whole: 
         segment = regions.segments[use.segment]
         name = phase_name(segment) if regions.by == "phase" else name_of(segment)
         places[name] = places.get(name, 0.0) + use.time
-    most = max(places, key=lambda name: places[name])
+    most = max(places, key=lambda name: places[name], default="not known")
     more = f" +{len(places) - 1}" if len(places) > 1 else ""
     return KernelRow(
         _shortened(kernel.name, _LONGEST) if whole else _shortened(brief(kernel.name), _KERNEL),

@@ -8,6 +8,7 @@ attached only while counting.
 
 import ctypes
 import gc
+import operator
 import os
 import threading
 import time
@@ -43,6 +44,7 @@ from roofprobe.record import (
     Round,
     Scalar,
     Timing,
+    storable,
 )
 from roofprobe.regions import BY, By
 from roofprobe.timing import implausible, step_timer
@@ -222,12 +224,18 @@ class Probe:
             name: Not empty, without ``/``.
         """
         check_range_name(name)
-        if self._breakdown is not None:
-            return self._breakdown.range(name)
-        why = "probe.range() was used, and whole steps were asked for: pass by='phase' to measure()"
-        if why not in self._warnings:
-            self._warnings.append(why)
-        return nullcontext()
+        if self._breakdown is None:
+            self._warn_once(
+                "probe.range() was used, and whole steps were asked for: pass by='phase' to "
+                "measure()"
+            )
+            return nullcontext()
+        if not (self._in_step or self.done):
+            self._warn_once(
+                f"probe.range({name!r}) was opened between steps, where nothing is counted: open "
+                "it within the step, inside the loop's body"
+            )
+        return self._breakdown.range(name)
 
     @property
     def result(self) -> Measurement:
@@ -422,7 +430,7 @@ class Probe:
                         yield
                     submitted = self._backend.end_pass()
                     durations.append(time.perf_counter() - started)
-                    self._requests.append(self._memory_requests() - requested)
+                    self._note_requests(requested)
                 spent += sum(durations)
                 started = time.perf_counter()
                 collect(tuple(durations))
@@ -583,13 +591,25 @@ class Probe:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _memory_requests(self) -> int:
-        """How often PyTorch was asked for GPU memory so far: steps alike ask equally often."""
+    def _memory_requests(self) -> int | None:
+        """How often PyTorch was asked for GPU memory so far; None where that is not counted."""
         if self._device.type != "cuda":
-            return 0
-        # PyTorch's own count: the public form builds names for some hundred figures first.
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        return int(stats["allocation"]["all"]["allocated"]) if stats else 0
+            return None
+        with suppress(RuntimeError):  # allocators other than PyTorch's own count nothing
+            # Not memory_stats(), which builds names for some hundred figures first.
+            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+            return int(stats["allocation"]["all"]["allocated"]) if stats else None
+        return None
+
+    def _note_requests(self, before: int | None) -> None:
+        """Ends a counted step: steps alike ask for memory equally often."""
+        after = self._memory_requests()
+        if before is not None and after is not None:
+            self._requests.append(after - before)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)
 
     def _note_overhead(self, part: str, started: float, steps: int) -> None:
         """The price of some steps over plain ones, where these were timed."""
@@ -603,12 +623,11 @@ class Probe:
     # -- Ending ---------------------------------------------------------------------------
 
     def _note_fork(self) -> None:
-        why = (
-            "a process was forked while counters were attached, and may hang: start the loader's "
-            "workers before, or with multiprocessing_context='spawn'"
-        )
-        if self._attached and why not in self._warnings:
-            self._warnings.append(why)
+        if self._attached:
+            self._warn_once(
+                "a process was forked while counters were attached, and may hang: start the "
+                "loader's workers before, or with multiprocessing_context='spawn'"
+            )
 
     def _let_go(self) -> None:
         self.done = self._forked = True
@@ -631,7 +650,7 @@ class Probe:
         try:
             plan = self._plan()
             finished = self._complete or self.refusal is not None
-            missing = 0 if finished else self.steps_needed - self._steps_run
+            missing = 0 if finished else max(1, self.steps_needed - self._steps_run)
         finally:
             self._preparer.shutdown()
         self._result = self._build(plan, missing)
@@ -767,7 +786,7 @@ def measure(
     Afterwards ``probe.result`` is the record.
 
     Args:
-        name: The region's name.
+        name: The region's name, a text.
         metrics: A named set (``study``, ``fp32``, ``memory``, ``full``) or CUPTI metric names.
         levels: Memory levels to count bytes at.
         warmup: Steps to leave unmeasured first; choose enough for autotuning to settle.
@@ -778,7 +797,8 @@ def measure(
         backend: ``auto`` (on a CUDA device ``cupti``, or ``gpm`` where that is refused, or
             ``analytic`` where that is too; else ``analytic``), one of the three, or a backend of
             your own.
-        workload: Facts to keep in the record.
+        workload: Facts to keep in the record: texts, finite numbers, booleans and None; what
+            is none of these is kept as ``str`` writes it.
         progress: Called at every step with a ``Progress``.
         by: ``step`` for the step as a whole; ``phase`` for its parts as ``Probe.range`` marks
             them, too; ``layer`` for the modules of ``model`` as well, forward and backward;
@@ -787,12 +807,13 @@ def measure(
 
     Raises:
         MeasurementActiveError: another measurement is running in this process.
-        UsageError: counts below their minimum, ``cupti`` without a CUDA device, or parts that
-            cannot be told apart so.
+        UsageError: a name that is no text, counts below their minimum, ``cupti`` without a CUDA
+            device, or parts that cannot be told apart so.
     """
+    if not isinstance(name, str):
+        raise UsageError(f"name is {name!r}; a region's name is a text")
     for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
-        if value < least:
-            raise UsageError(f"{option} is {value}; it must be at least {least}")
+        _require_count(option, value, least)
     global _running
     chosen = _device(device)
     backends = _backends(backend, chosen)
@@ -814,7 +835,7 @@ def measure(
             timed=timed,
             rounds=rounds,
             kernels=kernels,
-            workload=workload or {},
+            workload=storable(workload or {}),
             progress=progress,
             breakdown=breakdown,
         )
@@ -843,6 +864,15 @@ def measure_step(step: Callable[[], object], name: str = "step", **options: obje
             with probe.step():
                 step()
     return probe.result
+
+
+def _require_count(option: str, value: int, least: int) -> None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{option} is {value!r}; it must be a whole number") from None
+    if number < least:
+        raise UsageError(f"{option} is {number}; it must be at least {least}")
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
@@ -913,6 +943,11 @@ def _breakdown(
         raise UsageError(f"by is {by!r}; a step can be told apart by {', '.join(BY[1:])}")
     if by == "layer" and model is None:
         raise UsageError("by='layer' needs the model whose layers they are: pass model=...")
+    if by in ("layer", "kernel") and not isinstance(model, torch.nn.Module | None):
+        raise UsageError(
+            f"model is of type {type(model).__name__}, and by={by!r} tells apart the modules of a "
+            "torch.nn.Module: pass the one that the steps call"
+        )
     # What marks one step for a profiler outside has no parts.
     if by == "step" or isinstance(backend, external.ExternalBackend):
         return None
@@ -962,10 +997,17 @@ def _withheld(record: Measurement) -> Measurement:
     return replace(record, regions=replace(record.regions, segments=segments))
 
 
-def _flop(counted: Round) -> float:
-    """All operations of a round, as far as they were counted."""
-    known = ((metrics.TABLE.get(name), value) for name, value in counted.counters.items())
-    return sum(row.weight * (value or 0.0) for row, value in known if row and row.kind == "flop")
+def _flop(counted: Round) -> float | None:
+    """All FLOP of a round; None where a counter of them has no value."""
+    total = 0.0
+    for name, value in counted.counters.items():
+        row = metrics.TABLE.get(name)
+        if row is None or row.kind != "flop":
+            continue
+        if value is None:
+            return None
+        total += row.weight * value
+    return total
 
 
 def _noteworthy(record: Measurement) -> list[str]:
@@ -973,14 +1015,15 @@ def _noteworthy(record: Measurement) -> list[str]:
     found = []
     if record.coverage is not None and not record.coverage.trusted:
         found.append(f"SASS counters are not usable: {record.coverage.cause}")
-    if record.timing is not None and record.timing.spread > 0.1 and len(record.timing.step) > 2:
+    if record.timing is not None and record.timing.spread > 0.1:
         found.append(
             f"step times differ by {100 * record.timing.spread:.0f}% (largest minus smallest): "
             "warm up longer, or look for something else on this machine"
         )
     if "shared" in record.notes:
         found.append(record.notes["shared"])
-    flop = [_flop(counted) for counted in record.rounds]
+    each = (_flop(counted) for counted in record.rounds)
+    flop = [value for value in each if value is not None]
     if len(flop) > 1 and max(flop) - min(flop) > _SAME_FLOP * max(flop):
         found.append(
             f"FLOP differ by {100 * (max(flop) - min(flop)) / max(flop):.1f}% between rounds, and "

@@ -21,6 +21,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from roofprobe.errors import RecordError
+from roofprobe.regions import BY
 from roofprobe.schema import json_schema, strict_json
 
 SCHEMA: Final = "roofprobe.run"
@@ -28,6 +29,11 @@ VERSION: Final = 1
 
 # More than any counter reads (1e16 FLOP/s for three million years), and far from overflowing sums.
 _MOST_COUNTED: Final = 1e30
+# Less than any time (s) or rate that is measured, and far from where a division overflows.
+_LEAST: Final = 1e-30
+# Fields whose numbers may be anything: facts of the user's, and what measuring took beyond the
+# plain steps, which can be less than nothing.
+_NO_AMOUNTS: Final = frozenset(("workload", "precision", "overhead", "duration"))
 
 Scalar = str | int | float | bool | None
 
@@ -474,6 +480,7 @@ class Measurement:
         _validate(body)
         record = typing.cast(Measurement, _build(cls, body))
         _require_plausible(record)
+        _require_amounts("", body)
         return record
 
     @classmethod
@@ -489,6 +496,17 @@ class Measurement:
             raise RecordError(f"{path}: {error}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: cannot be read ({error})") from None
+
+
+def storable(facts: Mapping[Any, Any]) -> dict[str, Scalar]:
+    """Facts as a record can hold them: what is no ``Scalar``, or no finite number, as its text."""
+    return {str(key): fact if _is_scalar(fact) else str(fact) for key, fact in facts.items()}
+
+
+def _is_scalar(fact: Any) -> bool:
+    if isinstance(fact, int | float):
+        return abs(fact) <= _MOST_COUNTED  # NaN is not
+    return fact is None or isinstance(fact, str)
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -552,44 +570,60 @@ def _validate(body: Mapping[str, Any]) -> None:
 
 def _require_plausible(record: Measurement) -> None:
     """Refuses what no measurement gives and no later calculation would survive."""
-    if record.timing is not None and min(record.timing.step, default=0.0) <= 0:
-        raise RecordError("broken run record: at timing/step: a step takes time, more than 0 s")
-    for index, whole in enumerate(record.rounds):
-        _require_counted(f"rounds/{index}", whole.counters)
-    if record.regions is None:
-        return
-    segments = record.regions.segments
+    if record.timing is not None and min(record.timing.step, default=0.0) < _LEAST:
+        raise _broken("timing/step", "a step takes time, more than 0 s")
+    for index, roof in enumerate(record.roofs):
+        if roof.value < _LEAST:
+            raise _broken(f"roofs/{index}/value", "a ceiling is more than 0")
+    if record.regions is not None:
+        _require_whole(record.regions)
+
+
+def _require_amounts(place: str, body: Any) -> None:
+    """Refuses numbers below 0, and above what anything counts."""
+    if isinstance(body, Mapping):
+        for key, item in body.items():
+            if key not in _NO_AMOUNTS:
+                _require_amounts(f"{place}/{key}", item)
+    elif isinstance(body, list):
+        for index, item in enumerate(body):
+            _require_amounts(f"{place}/{index}", item)
+    elif isinstance(body, int | float) and not 0 <= body <= _MOST_COUNTED:
+        raise _broken(place.removeprefix("/"), f"{body:g} is nothing that can have been measured")
+
+
+def _require_whole(regions: Regions) -> None:
+    """Refuses parts that do not fit together."""
+    if regions.by not in BY[1:]:
+        raise _broken("regions/by", f"{regions.by!r} is none of {', '.join(BY[1:])}")
+    segments = regions.segments
     for index, segment in enumerate(segments):
         if len(segment.counters) != len(segments[0].counters):
-            raise RecordError(
-                f"broken run record: at regions/segments/{index}: it was counted in another number "
-                "of rounds than the first"
+            raise _broken(
+                f"regions/segments/{index}",
+                "it was counted in another number of rounds than the first",
             )
-        for counted in segment.counters:
-            _require_counted(f"regions/segments/{index}", counted)
-    for kernel in record.regions.kernels:
+    for kernel in regions.kernels:
         for use in kernel.uses:
             if not 0 <= use.segment < len(segments):
-                raise RecordError(
-                    f"broken run record: at regions/kernels: there is no segment {use.segment}"
-                )
+                raise _broken("regions/kernels", f"there is no segment {use.segment}")
 
 
-def _require_counted(place: str, counters: Mapping[str, float | None]) -> None:
-    for name, value in counters.items():
-        if value is not None and not 0 <= value <= _MOST_COUNTED:
-            raise RecordError(
-                f"broken run record: at {place}/counters: {name} is {value:g}, which nothing can "
-                "have counted"
-            )
+def _broken(place: str, what: str) -> RecordError:
+    return RecordError(f"broken run record: at {place}: {what}")
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as JSON's types."""
+    """Dataclasses, tuples and mappings as JSON's types.
+
+    Halves of surrogate pairs, of which a path that is not UTF-8 has some, are spelled out.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value

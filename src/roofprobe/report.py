@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roofprobe import crosscheck, metrics, part_tables
-from roofprobe.derive import Figure, Figures, figures
+from roofprobe.derive import Figure, Figures, figures, own_rows
 from roofprobe.errors import UsageError
 from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
 from roofprobe.record import Measurement
@@ -35,6 +35,13 @@ _APART: Final = 0.03
 _ALL_FLOP: Final = "all FLOP"
 
 _WRITE_BACK: Final = "writes stay in L2 until it writes them back, which was later"
+
+# Figures without a value that are named where they share a reason.
+_NAMED: Final = 3
+
+_ALL_DIGITS: Final = 10
+
+_WIDEST: Final = 10_000  # characters: more than any table has
 
 # Parts of a step whose names stand in its picture.
 NAMED_PARTS: Final = 10
@@ -77,10 +84,10 @@ class Content:
 
     Attributes:
         title: Run, device, source and whether it is complete.
-        rows: Figures per step, then the use of each ceiling.
+        rows: Figures per step, the use of each ceiling, then metrics that are in no figure.
         verdict: With its sentences.
         remarks: Sentences on what the figures rest on.
-        missing: Figures without a value and why, one for each distinct reason.
+        missing: Figures without a value, together where they share a reason, and that.
     """
 
     title: str
@@ -96,10 +103,10 @@ def content(record: Measurement) -> Content:
     judged = verdict(record)
     return Content(
         title=_title(record),
-        rows=(*_rows(record, derived), *_uses(judged)),
+        rows=(*_rows(record, derived), *_uses(judged), *_others(record)),
         verdict=judged,
         remarks=tuple(_remarks(record, derived, judged)),
-        missing=tuple(_missing(derived)),
+        missing=tuple(_missing(record, derived)),
     )
 
 
@@ -108,11 +115,12 @@ def text(record: Measurement, *, width: int = 100) -> str:
 
     Args:
         record: What was measured.
-        width: Columns.
+        width: Columns that sentences keep to, and tables if they can.
     """
     said = content(record)
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
-    console.print(_table(said.title, ("per step", *Row._fields[1:]), said.rows, "lrrl"))
+    heads = ("per step", *Row._fields[1:])
+    print_table(console, plain_table(heads, said.rows, "lrrl", title=said.title))
     console.print(" ".join(said.verdict.sentences))
     for line in said.remarks:
         console.print(line)
@@ -122,7 +130,8 @@ def text(record: Measurement, *, width: int = 100) -> str:
         console.print(f"warning: {warning}")
     for table in part_tables.tables(record):
         console.print()
-        console.print(_table(table.title, table.heads, table.rows, table.sides))
+        own = plain_table(table.heads, table.rows, table.sides, title=table.title)
+        print_table(console, own)
     for line in part_tables.remarks(record):
         console.print(line)
     if record.crosscheck is not None:
@@ -185,9 +194,9 @@ def layered_roofline(
     for part in part_tables.by_loss(record):
         found = place(
             part.name,
-            part.figures.flop_total.value,
-            part.figures.byte["dram"].value if "dram" in part.figures.byte else None,
-            part.time,
+            flop=part.figures.flop_total.value,
+            byte=part.figures.byte["dram"].value if "dram" in part.figures.byte else None,
+            time=part.time,
             source=record.source,
             work=_work(part.figures),
         )
@@ -283,9 +292,9 @@ def path_points(
             byte, step = derived.byte[level], derived.step_time
             point = place(
                 f"{name}, {path_name(path)} only",
-                flop.value,
-                byte.value,
-                step.value,
+                flop=flop.value,
+                byte=byte.value,
+                time=step.value,
                 source=record.source,
                 level=level,
                 note="bytes and time are those of the whole step",
@@ -343,9 +352,9 @@ def _points(
         placed.append(
             place(
                 name,
-                derived.flop_total.value,
-                byte.value,
-                derived.step_time.value,
+                flop=derived.flop_total.value,
+                byte=byte.value,
+                time=derived.step_time.value,
                 source=record.source,
                 level=level,
                 note=", ".join(notes),
@@ -367,9 +376,9 @@ def _work(derived: Figures) -> dict[str, float]:
 
 
 def _unwritten(derived: Figures) -> bool:
-    """Whether a counter saw no byte written to DRAM."""
+    """Whether a counter saw no byte written to DRAM; a model has no L2 to hold what was."""
     written = derived.byte.get("dram_write")
-    return written is not None and written.value == 0
+    return written is not None and written.value == 0 and written.source != "analytic"
 
 
 def _study_point(record: Measurement, derived: Figures) -> Point | LeftOut:
@@ -378,9 +387,9 @@ def _study_point(record: Measurement, derived: Figures) -> Point | LeftOut:
     assert study is not None
     return place(
         "study's formula",
-        study.flop.value,
-        derived.byte["dram"].value if "dram" in derived.byte else None,
-        derived.kernel_time.value,
+        flop=study.flop.value,
+        byte=derived.byte["dram"].value if "dram" in derived.byte else None,
+        time=derived.kernel_time.value,
         source=record.source,
         note="fp32 instructions over kernel time",
         work={"sass_fp32": study.flop.value or 0.0},
@@ -430,7 +439,7 @@ def _rows(record: Measurement, derived: Figures) -> Iterable[Row]:
     yield _row("step time, unprofiled", derived.step_time, "s")
     if record.kernels is not None:
         yield _row("kernel time, sum", derived.kernel_time, "s")
-        yield _row("GPU busy (union of kernels)", derived.busy_time, "s")
+        yield _row("GPU busy (kernels, copies, fills)", derived.busy_time, "s")
     for path, figure in derived.flop.items():
         # A path without work is noise, unless it is the only one or could not be read.
         if figure.value != 0 or path in ("sass_fp32", "analytic_fp32"):
@@ -475,14 +484,31 @@ def _spread(fraction: float | None) -> str:
     return percent(fraction, 2) if fraction is not None else ""
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], sides: str) -> Table:
-    """A plain table; ``sides`` holds l or r for each column."""
-    table = Table(title=Text(title), title_justify="left", show_edge=False, pad_edge=False)
+def plain_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], sides: str, *, title: str | None = None
+) -> Table:
+    """A plain table.
+
+    Args:
+        heads: Of the columns.
+        rows: Cells, one for each head.
+        sides: ``l`` or ``r`` for each column.
+        title: Above it.
+    """
+    above = Text(title) if title is not None else None
+    table = Table(title=above, title_justify="left", show_edge=False, pad_edge=False)
     for head, side in zip(heads, sides, strict=True):
         table.add_column(head, justify="right" if side == "r" else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table, wider than the console where it must be: no number is cut."""
+    wide = console.options.update(width=_WIDEST)
+    table.width = console.measure(table, options=wide).maximum
+    console.print(table, crop=False)
 
 
 def _uses(judged: Verdict) -> Iterable[Row]:
@@ -530,17 +556,51 @@ def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable
         yield f"Total FLOP are {times} the study's: {derived.study.reason}."
 
 
-def _missing(derived: Figures) -> Iterable[tuple[str, str]]:
-    """Figures without a value and why, one for each distinct reason."""
-    seen: set[str | None] = set()
+def _others(record: Measurement) -> Iterable[Row]:
+    """Metrics that were asked for by name and mean nothing to a roofline: their own values."""
+    for name in _outside(record):
+        spread = _spread(record.spread(name))
+        yield Row(name, number(record.value(name), _ALL_DIGITS), spread, record.source)
+
+
+def _outside(record: Measurement) -> list[str]:
+    """Metrics of a record that the table of metrics, or its source, knows nothing of."""
+    used = {row.name for row in own_rows(record)}
+    return [name for name in record.metrics if name not in used]
+
+
+def _missing(record: Measurement, derived: Figures) -> Iterable[tuple[str, str]]:
+    """Figures without a value and why, together where they share a reason."""
     labelled = [
-        *((_PATHS.get(path, path), figure) for path, figure in derived.flop.items()),
-        *((f"{BYTES[level]} bytes", figure) for level, figure in derived.byte.items()),
-        ("total FLOP", derived.flop_total),
-        ("step time", derived.step_time),
-        ("kernel time", derived.kernel_time),
+        *((path_words(path), figure.value, figure.reason) for path, figure in derived.flop.items()),
+        *(
+            (f"{BYTES[at]} bytes", figure.value, figure.reason)
+            for at, figure in derived.byte.items()
+        ),
+        ("total FLOP", derived.flop_total.value, derived.flop_total.reason),
+        ("step time", derived.step_time.value, derived.step_time.reason),
+        ("kernel time", derived.kernel_time.value, derived.kernel_time.reason),
+        *(
+            (name, record.value(name), record.unavailable.get(name, "not measured"))
+            for name in _outside(record)
+        ),
     ]
-    for label, figure in labelled:
-        if figure.value is None and figure.reason not in seen:
-            seen.add(figure.reason)
-            yield label, str(figure.reason)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for label, value, reason in labelled:
+        if value is None:
+            found.setdefault(_cause(record, str(reason)), []).append((label, str(reason)))
+    for cause, those in found.items():
+        # What is missing of each differs, and only of one is there room to say it.
+        reasons = {reason for _, reason in those}
+        yield _listed([label for label, _ in those]), reasons.pop() if len(reasons) == 1 else cause
+
+
+def _cause(record: Measurement, reason: str) -> str:
+    """A reason without the name of the metric that it is about."""
+    name, _, cause = reason.partition(": ")
+    return cause if name in record.metrics else reason
+
+
+def _listed(labels: Sequence[str]) -> str:
+    left = len(labels) - _NAMED
+    return ", ".join(labels[:_NAMED]) + (f" and {left} more" if left > 0 else "")

@@ -190,15 +190,14 @@ def mixed_peak(
 
 def place(
     name: str,
+    *,
     flop: float | None,
     byte: float | None,
     time: float | None,
-    *,
     source: str,
     level: str = "dram",
     note: str = "",
     spread: tuple[float | None, float | None] = (None, None),
-    device: str = "",
     work: Mapping[str, float] | None = None,
 ) -> Point | LeftOut:
     """Puts a piece of work on the plane, or says why it has no place there.
@@ -212,7 +211,6 @@ def place(
         level: Memory level.
         note: What limits the figure.
         spread: Of intensity and of rate, fractions.
-        device: Whose roofs apply, where several devices are in one picture.
         work: FLOP path -> those FLOP of it that are known exactly; None where that is not told.
     """
     counts = {"FLOP": flop, "bytes": byte, "s": time}
@@ -226,10 +224,8 @@ def place(
         return LeftOut(name, " and ".join(zeros) + unbounded)
     rate = known["FLOP"] / known["s"]
     mix = tuple((path, each / known["FLOP"]) for path, each in (work or {}).items())
-    return Point(
-        *(name, known["FLOP"] / known["bytes"], rate, level, source, note, spread, device),
-        mix=mix,
-    )
+    intensity = known["FLOP"] / known["bytes"]
+    return Point(name, intensity, rate, level, source, note, spread, mix=mix)
 
 
 def suspects(*, mix: bool = False) -> str:

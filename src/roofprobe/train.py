@@ -12,6 +12,7 @@ a difference, 130 after Ctrl-C, 143 after SIGTERM.
 import argparse
 import dataclasses
 import gc
+import math
 import os
 import re
 import signal
@@ -19,11 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import roofprobe
 from roofprobe import metrics
@@ -62,18 +63,26 @@ Say = Callable[[str], None]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     given = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = _parse(given)
-        with _ended_by_sigterm():
-            saved = _run(args)
-            if args.verify_ncu:
-                return _verify(saved, given)
-    except _TerminatedError:
+    # All that the run holds, loaders included, is let go of in there, while signals still wait.
+    with _Signals() as signals:
+        try:
+            code = _main(given, signals)
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+    if signals.terminated:
         print(f"{PROG}: ended by SIGTERM", file=sys.stderr)
         return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
+    if code == 128 + signal.SIGINT:
         print(f"{PROG}: interrupted", file=sys.stderr)
-        return 130
+    return code
+
+
+def _main(given: Sequence[str], signals: "_Signals") -> int:
+    try:
+        args = _parse(given)
+        saved = _run(args, signals)
+        if args.verify_ncu:
+            return _verify(saved, given)
     except RoofprobeError as error:
         print(f"{PROG}: error: {_sentence(error)}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -84,25 +93,83 @@ class _TerminatedError(KeyboardInterrupt):
     """A batch system, a container or torchrun asks this process to end."""
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the body as Ctrl-C does, so that what was measured is saved."""
-    own = os.getpid()
+class _Signals:
+    """SIGTERM ends a run as Ctrl-C does, so that what was measured is saved, undisturbed.
 
-    def end(number: int, _frame: object) -> None:
-        if os.getpid() != own:  # forked from here, with nothing to save
+    A batch system signals a whole job: this process and its loaders, whose death PyTorch raises
+    here from a handler of its own. The second of these exceptions would come while the first one's
+    record is being saved, and lose it. So the first signal that raises is the last: those after it
+    are only noted.
+
+    Attributes:
+        held: True while signals are noted and nothing is raised.
+    """
+
+    def __init__(self) -> None:
+        self.held = False
+        self._own = os.getpid()
+        self._came: set[int] = set()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        with suppress(ValueError):  # only the main thread may; elsewhere signals are the caller's
+            self._take(signal.SIGTERM, self._terminate)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._take(signal.SIGINT, signal.default_int_handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    @property
+    def terminated(self) -> bool:
+        """SIGTERM has come."""
+        return signal.SIGTERM in self._came
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Signals are noted during the body; ``check`` raises them afterwards."""
+        before, self.held = self.held, True
+        try:
+            yield
+        finally:
+            self.held = before
+
+    def check(self) -> None:
+        """Raises what was only noted, or raised where Python lets no exception out (``__del__``).
+
+        Raises:
+            KeyboardInterrupt: for SIGINT, and as ``_TerminatedError`` for SIGTERM.
+        """
+        if self._came:
+            self.held = True
+            raise _TerminatedError if self.terminated else KeyboardInterrupt
+
+    def watch_loaders(self) -> None:
+        """Takes PyTorch's handler in too, once it is there: with the first loader process."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if self._before and signal.SIGCHLD not in self._before and callable(handler):
+            self._take(signal.SIGCHLD, handler)
+
+    def _take(self, number: int, act: Callable[[int, FrameType | None], object]) -> None:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if number != signal.SIGCHLD:  # of which most mean nothing: a process ended
+                self._came.add(number)
+            if self.held:
+                return
+            try:
+                act(number, frame)
+            except BaseException:
+                self.held = True
+                raise
+
+        self._before[number] = signal.signal(number, handle)
+
+    def _terminate(self, number: int, _frame: object) -> None:
+        if os.getpid() != self._own:  # forked from here, with nothing to save
             os._exit(128 + number)
         raise _TerminatedError
-
-    try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # only the main thread may; elsewhere signals are the caller's
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 # -- The command line ---------------------------------------------------------------------
@@ -122,6 +189,26 @@ def _at_least(least: int) -> Callable[[str], int]:
 
     number.__name__ = "integer"  # argparse's word for what it expected
     return number
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number from 0 on")
+    return value
+
+
+_factor.__name__ = "number"
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:  # torch's generators take no others
+        raise argparse.ArgumentTypeError(f"{text} has more than 64 bits")
+    return value
+
+
+_seed.__name__ = "integer"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,17 +232,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--start-epoch", type=count, default=0, metavar="N", help="to count from (%(default)s)")
     add("-b", "--batch-size", type=positive, default=256, metavar="N",
         help="images of a step, over all processes of this machine (%(default)s)")
-    add("--lr", "--learning-rate", type=float, default=0.1, metavar="X",
+    add("--lr", "--learning-rate", type=_factor, default=0.1, metavar="X",
         help="a tenth of it every 30 epochs (%(default)s)")
-    add("--momentum", type=float, default=0.9, metavar="X", help="of SGD (%(default)s)")
-    add("--wd", "--weight-decay", dest="weight_decay", type=float, default=1e-4, metavar="X",
+    add("--momentum", type=_factor, default=0.9, metavar="X", help="of SGD (%(default)s)")
+    add("--wd", "--weight-decay", dest="weight_decay", type=_factor, default=1e-4, metavar="X",
         help="of SGD (%(default)s)")
     add("-p", "--print-freq", type=positive, default=10, metavar="N",
         help="steps between progress lines (%(default)s)")
     add("--resume", metavar="PATH", help="go on from a checkpoint")
     add("-e", "--evaluate", action="store_true", help="only validate; measures nothing")
     add("--pretrained", action="store_true", help="start from torchvision's best weights")
-    add("--seed", type=int, metavar="N",
+    add("--seed", type=_seed, metavar="N",
         help="of weights, order and made-up images; takes repeatable algorithms")
     add("--gpu", type=count, metavar="N", help="index of the GPU to use (0)")
 
@@ -210,7 +297,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 # -- One run ------------------------------------------------------------------------------
 
 
-def _run(args: argparse.Namespace) -> Path | None:
+def _run(args: argparse.Namespace, signals: _Signals) -> Path | None:
     """Trains; returns the run file, where something was measured."""
     import torch
 
@@ -237,17 +324,31 @@ def _run(args: argparse.Namespace) -> Path | None:
             batches = imagenet.val_batches(options, trainer.image_size, device, ranks)
             _validate(trainer, batches, args.steps, args.print_freq, say)
         else:
-            saved = _train(args, trainer, device, ranks, say)
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            saved = _train(args, trainer, device, ranks, say, signals)
+    except (RuntimeError, ValueError) as error:
+        why = _failure(error, options, device)
+        if why is None:
             raise
-        raise RoofprobeError(
-            f"out of memory on {device} with {options.batch_size} images a step: "
-            "use a smaller --batch-size"
-        ) from None
+        raise RoofprobeError(why) from None
     if given is not None:
         torch.distributed.destroy_process_group()
     return saved
+
+
+def _failure(error: Exception, options: "Options", device: "torch.device") -> str | None:
+    """What an error of PyTorch's means for who typed the command; None where we cannot say."""
+    import torch
+
+    text = _sentence(error)
+    size = options.batch_size
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text:
+        return f"out of memory on {device} with {size} images a step: use a smaller --batch-size"
+    if text.startswith("Expected more than 1 value per channel when training"):
+        # Batch normalisation of one pixel per image has nothing to average over.
+        return f"{options.arch} needs more than {size} image a step: use a larger --batch-size"
+    if text.startswith("DataLoader worker"):
+        return f"a loader process died: {text.rstrip('. ')}; with -j 0 there are none"
+    return None
 
 
 def _verify(saved: Path | None, given: Sequence[str]) -> int:
@@ -272,6 +373,7 @@ def _train(
     device: "torch.device",
     ranks: "Ranks",
     say: Say,
+    signals: _Signals,
 ) -> Path | None:
     from roofprobe import imagenet
 
@@ -288,7 +390,7 @@ def _train(
     val = imagenet.val_batches(*data) if limit == len(batches) else None
     base, folder = _folders(args, ranks)
     say(f"=> {options.arch}, {options.batch_size} images a step, on {device}")
-    with _Region(args, trainer, device, ranks, folder, say) as region:
+    with _Region(args, trainer, device, ranks, folder, say, signals) as region:
         while trainer.epoch < last:
             _train_epoch(trainer, batches, limit, region, args.print_freq, say)
             trainer.end_epoch()
@@ -369,6 +471,7 @@ class _Region:
         ranks: "Ranks",
         folder: Path,
         say: Say,
+        signals: _Signals,
     ) -> None:
         options = trainer.options
         self.closed = False
@@ -376,11 +479,12 @@ class _Region:
         self.loss: torch.Tensor | None = None
         self._folder = folder
         self._say = say
+        self._signals = signals
         self._rank = ranks.rank
         self._save_image = args.save_image
         self._result: roofprobe.Measurement | None = None
         self._files: list[Path] = []
-        self._unsaved: RecordError | None = None
+        self._unsaved: RoofprobeError | None = None
         self._cuda = device.type == "cuda"
         self._bracketed = False
         self._steps = args.steps
@@ -415,16 +519,29 @@ class _Region:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._signals.held = True
         if not self.closed:
             self._close(kind, error, trace)
-        if error is not None and self._files:
+        if error is not None:
+            self._say_what_is_kept()
+
+    def _say_what_is_kept(self) -> None:
+        if self._files:
             print(f"{PROG}: what had been measured is in {self._files[0]}", file=sys.stderr)
-        elif error is not None and self._unsaved is not None:
+        elif self._unsaved is not None:
             print(f"{PROG}: what had been measured is lost: {self._unsaved}", file=sys.stderr)
+        elif not external.requested():
+            print(
+                f"{PROG}: nothing is kept: the run ended before anything was measured",
+                file=sys.stderr,
+            )
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Its body is one training step, measured while there is something left to measure."""
+        self._signals.watch_loaders()
+        self._signals.check()
         if self.closed:
             yield
             if self._left_to_others:
@@ -437,6 +554,7 @@ class _Region:
         if self._probe.done:
             bracketed = self._bracketed
             self._close()
+            self._signals.check()
             if self._probe.refusal is not None:
                 self._go_on(self._probe.refusal, bracketed)
 
@@ -467,6 +585,16 @@ class _Region:
         """
         if self._result is None:
             return
+        try:
+            self._signals.check()
+            self._report(self._result)
+        except BaseException:
+            self._say_what_is_kept()
+            raise
+        if self._unsaved is not None:
+            raise self._unsaved
+
+    def _report(self, result: "roofprobe.Measurement") -> None:
         from roofprobe import report
 
         if not self._cuda:
@@ -474,20 +602,19 @@ class _Region:
             from roofprobe.ceilings import measure_cpu_roofs
 
             self._say("=> measuring the roofs of this CPU")
-            self._result = dataclasses.replace(self._result, roofs=measure_cpu_roofs())
-            self._write(self._result)
-        self._say("\n" + report.text(self._result))
+            result = dataclasses.replace(result, roofs=measure_cpu_roofs())
+            self._write(result)
+        self._say("\n" + report.text(result))
         try:
-            self._files.append(report.save_plot(self._result, self._folder / "roofline.png"))
+            self._files.append(report.save_plot(result, self._folder / "roofline.png"))
             if self._by in ("phase", "layer"):
+                _require_counted_parts(result)
                 picture = self._folder / f"{self._by}s.png"
-                self._files.append(report.save_layered_plot(self._result, picture))
+                self._files.append(report.save_layered_plot(result, picture))
         except RoofprobeError as error:
             self._say(f"no plot: {error}")
         for path in self._files:
             _say(str(path))
-        if self._unsaved is not None:
-            raise self._unsaved
 
     def _on_progress(self, event: "roofprobe.Progress") -> None:
         self.tracing = event.phase in ("kernels", "labels")
@@ -510,14 +637,15 @@ class _Region:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        self.closed = True
-        try:
-            self._unbracket()  # fails where the GPU is lost
-        finally:
+        with self._signals.waiting():
+            self.closed = True
             try:
-                self._measure.__exit__(kind, error, trace)
+                self._unbracket()  # fails where the GPU is lost
             finally:
-                self._save(interrupted=error is not None or self._probe.refusal is not None)
+                try:
+                    self._measure.__exit__(kind, error, trace)
+                finally:
+                    self._save(interrupted=error is not None or self._probe.refusal is not None)
 
     def _bracket(self) -> None:
         # Where verify counts from outside, the measured step alone is marked, by its backend.
@@ -543,7 +671,8 @@ class _Region:
     def _save(self, interrupted: bool) -> None:
         try:
             result = self._probe.result
-        except UsageError:  # it failed before there was anything to keep
+        except UsageError:
+            self._unsaved = RoofprobeError("no record could be built of it")
             return
         if interrupted and (external.requested() or (result.timing is None and not result.rounds)):
             return
@@ -573,8 +702,6 @@ class _Region:
 
 def _torchrun(args: argparse.Namespace, environ: Mapping[str, str]) -> "Ranks | None":
     """This process' place as torchrun set it; None without torchrun."""
-    from roofprobe.imagenet import Ranks
-
     if "RANK" in environ and "WORLD_SIZE" in environ:
         if args.verify_ncu:
             raise UsageError(
@@ -583,15 +710,30 @@ def _torchrun(args: argparse.Namespace, environ: Mapping[str, str]) -> "Ranks | 
             )
         if args.gpu is not None:
             raise UsageError("--gpu is not for torchrun, which gives every process its own GPU")
-        rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local = int(environ.get("LOCAL_RANK", rank))
-        return Ranks(rank, local, world, int(environ.get("LOCAL_WORLD_SIZE", world)))
+        return _ranks(environ)
     if args.multiprocessing_distributed or args.rank is not None or args.world_size is not None:
         raise UsageError(
             "processes are started by torchrun: torchrun --nproc-per-node GPUS -m "
             f"{PROG} ..., instead of --multiprocessing-distributed, --rank and --world-size"
         )
     return None
+
+
+def _ranks(environ: Mapping[str, str]) -> "Ranks":
+    from roofprobe.imagenet import Ranks
+
+    rank, world = environ["RANK"], environ["WORLD_SIZE"]
+    local = environ.get("LOCAL_RANK", rank)
+    local_world = environ.get("LOCAL_WORLD_SIZE", world)
+    with suppress(ValueError):
+        found = Ranks(int(rank), int(local), int(world), int(local_world))
+        if 0 <= found.rank < found.world and 0 <= found.local < found.local_world <= found.world:
+            return found
+    raise UsageError(
+        f"the environment has RANK={rank}, LOCAL_RANK={local}, WORLD_SIZE={world} and "
+        f"LOCAL_WORLD_SIZE={local_world}, which are no place among processes: start them with "
+        "torchrun, or unset RANK for a run of one process"
+    )
 
 
 def _device(index: int | None) -> "torch.device":
@@ -643,7 +785,7 @@ def _join(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -> N
         torch.distributed.init_process_group(
             backend, init_method=args.dist_url, rank=ranks.rank, world_size=ranks.world
         )
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, AssertionError) as error:  # the last for unknown backends
         raise RoofprobeError(
             f"process {ranks.rank} could not join the others through {args.dist_url} with "
             f"{backend}: {_sentence(error)}"
@@ -676,7 +818,7 @@ def _folders(args: argparse.Namespace, ranks: "Ranks") -> tuple[Path, Path]:
 
 def _name(options: "Options") -> str:
     """What tells this run from others of the same model, for titles."""
-    tf32 = {True: "TF32 on", False: "TF32 off"}
+    tf32 = {True: "TF32", False: "no TF32"}  # titles go on with "on" and the device
     parts = [
         f"{options.arch} batch {options.batch_size}",
         options.amp,
@@ -687,10 +829,20 @@ def _name(options: "Options") -> str:
     return ", ".join(part for part in parts if part)
 
 
+def _require_counted_parts(result: "roofprobe.Measurement") -> None:
+    """Says why a run that was asked for parts has no counts of them; they cannot be drawn then."""
+    regions = result.regions
+    if regions is None or not any(segment.counters for segment in regions.segments):
+        why = result.notes.get("parts", "the run ended before they were counted")
+        raise RoofprobeError(f"there is none of the step's parts: {why}")
+
+
 def _workload(options: "Options", ranks: "Ranks") -> dict[str, str | int | float | bool | None]:
     """The facts of a run that its record keeps."""
+    from roofprobe.environment import printable
+
     facts = dataclasses.asdict(options)
-    facts["data"] = options.data or "dummy"
+    facts["data"] = printable(options.data or "dummy")
     return {**facts, "optimizer": "SGD", "rank": ranks.rank, "world_size": ranks.world}
 
 

@@ -59,8 +59,9 @@ def cross_check(
     Raises:
         UsageError: the record has no hardware counters, or this ncu does not know the chip.
     """
+    require_comparable(record)
+    ncu.require(record.environment.chip)
     runs = _runs(record)
-    _check(record, ncu)
     rows: list[CheckedCounter] = []
     duration = {"roofprobe, beyond the steps": sum(record.overhead.values())}
     left_out = _left_out(record)
@@ -114,13 +115,14 @@ def _runs(record: Measurement) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _check(record: Measurement, ncu: Ncu) -> None:
+def require_comparable(record: Measurement) -> None:
+    """Raises UsageError for a record without anything that ncu could be compared on."""
     if record.source != "cupti" or not record.rounds:
         raise UsageError(
             f"the record holds no complete round of hardware counters (its source is "
             f"{record.source}): measure with --backend cupti first"
         )
-    ncu.require(record.environment.chip)
+    _runs(record)
 
 
 def _left_out(record: Measurement) -> dict[str, str]:

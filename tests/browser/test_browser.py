@@ -245,6 +245,28 @@ def test_hover_tells_name_intensity_rate_source_and_uncertainty(opened, resnet):
     assert "source: measured" in said and "8192^3" in said and "1% between repeats" in said
 
 
+def test_no_name_of_a_point_lies_on_an_error_bar(opened, resnet):
+    unsteady = replace(resnet, timing=Timing((20e-3, 47e-3, 94e-3), "cuda_events"))
+    rounds = tuple(
+        Round({n: v for n, v in each.counters.items() if not n.startswith("l")}, 7, 0)
+        for each in unsteady.rounds
+    )
+    one_level = replace(unsteady, metrics=tuple(rounds[0].counters), rounds=rounds)
+    page = opened(("three levels", unsteady), ("DRAM alone", one_level))
+    covered = """() => {
+      const all = (what) => [...document.querySelectorAll(`#roofline .scatterlayer ${what}`)]
+        .map((each) => each.getBoundingClientRect());
+      const bars = all(".yerror").filter((bar) => bar.height > 20);
+      const names = all(".textpoint text").filter((name) => name.width);
+      const meet = (a, b) =>
+        a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      return [bars.length, names.length, names.filter((n) => bars.some((b) => meet(n, b))).length];
+    }"""
+    assert page.evaluate(covered) == [2, 2, 0]
+    pick(page, "level", "all")
+    assert page.evaluate(covered) == [4, 4, 0]
+
+
 def test_names_are_text_in_the_picture_too(opened, resnet):
     page = opened((EVIL, resnet), ("<b>x", Measurement.load(RESULTS / "alexnet-b256/run.json")))
     assert EVIL.split()[0] in hover(page)

@@ -96,6 +96,19 @@ def test_repeated_names_are_counted_once():
     assert kept == ("lts__t_bytes.sum",)
 
 
+@pytest.mark.parametrize("chip", ["gh100", "H100", "gh-100"])
+def test_a_misspelt_chip_gets_the_right_name(chip, capsys):
+    assert main(["metrics", "--chip", chip]) == 1
+    said = capsys.readouterr().err
+    assert f"knows no chip {chip!r}: did you mean GH100?" in said
+
+
+def test_a_chip_without_a_name_gets_the_list(capsys):
+    assert main(["metrics", "--chip", ""]) == 1
+    said = capsys.readouterr().err
+    assert "knows no chip '': `roofprobe metrics` lists those" in said
+
+
 def test_unknown_and_refused_chips_say_so():
     with pytest.raises(UnsupportedDeviceError, match="newer libcupti"):
         cupti.evaluator("XX999")

@@ -1,5 +1,6 @@
 """Every figure is worked out by hand in the comment beside it; an fp32 element is 4 byte."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,17 +23,17 @@ def backend() -> Iterator[AnalyticBackend]:
 
 
 @pytest.fixture
-def count(backend: AnalyticBackend) -> Callable[[Callable[[], object]], dict[str, float]]:
+def count(backend: AnalyticBackend) -> Callable[[Callable[[], object]], dict[str, float | None]]:
     """Counts one step; the answer has ``flop_<path>``, where not 0, and ``read`` and ``write``."""
 
-    def run(step: Callable[[], object]) -> dict[str, float]:
+    def run(step: Callable[[], object]) -> dict[str, float | None]:
         backend.begin_pass()
         step()
         assert backend.end_pass()
         values = backend.collect().values
         short = {name[len("analytic__") : -len(".sum")]: value for name, value in values.items()}
         moved = {kind: short.pop(f"bytes_{kind}") for kind in ("read", "write")}
-        return {name: value for name, value in short.items() if value} | moved
+        return {name: value for name, value in short.items() if value != 0} | moved
 
     return run
 
@@ -294,6 +295,7 @@ class TestLifecycle:
 
     def test_every_metric_has_a_value(self, backend):
         backend.begin_pass()
+        torch.empty(3)
         backend.end_pass()
         counters = backend.collect()
         assert counters.values == {metric.name: 0.0 for metric in ANALYTIC}
@@ -339,17 +341,83 @@ class TestUncounted:
 
         monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.mm, broken)
         a, b = torch.rand(2, 3), torch.rand(3, 4)
-        assert count(lambda: [a @ b, a @ b]) == {"read": 2 * 72, "write": 2 * 32}
+        flop = dict.fromkeys(("flop_fp16", "flop_bf16", "flop_fp32", "flop_fp64", "flop_other"))
+        assert count(lambda: [a @ b, a @ b]) == {**flop, "read": 2 * 72, "write": 2 * 32}
         assert backend.uncounted_ops == {"aten.mm.default": 2}
 
     def test_matrix_work_without_a_formula(self, backend, count):
         lstm, x = nn.LSTM(3, 4), torch.rand(5, 2, 3)
-        count(lambda: lstm(x))
+        assert count(lambda: lstm(x))["flop_fp32"] is None
         assert sum(backend.uncounted_ops.values()) == 1
+
+    def test_a_total_that_misses_a_part_has_no_value(self, backend, count):
+        a, b = torch.eye(16), torch.eye(16, dtype=torch.float64)
+
+        def step() -> None:
+            a @ a  # 2*16*16*16 = 8192 FLOP in fp32
+            b @ b
+            torch.linalg.cholesky(a)
+
+        counted = count(step)
+        assert counted["flop_fp32"] is None
+        assert counted["flop_fp64"] == 8192
+        why = backend.collect().reasons
+        assert list(why) == ["analytic__flop_fp32.sum"]
+        assert "linalg_cholesky_ex" in why["analytic__flop_fp32.sum"]
+
+    def test_only_the_region_that_misses_it_has_no_value(self, backend):
+        a = torch.eye(16)
+        backend.begin_regions(0)
+        a @ a
+        backend.switch(1)
+        torch.linalg.cholesky(a)
+        backend.end_pass()
+        found = backend.collect_regions()
+        assert found.values[0]["analytic__flop_fp32.sum"] == 8192
+        assert found.values[1]["analytic__flop_fp32.sum"] is None
+        assert list(found.reasons) == ["analytic__flop_fp32.sum"]
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda x: functional.normalize(x),
+            lambda x: nn.utils.clip_grad_norm_([nn.Parameter(x)], 1.0),
+            lambda x: torch.linalg.vector_norm(x),
+            lambda x: torch.linalg.cross(x, x),
+        ],
+    )
+    def test_reductions_and_element_wise_work_miss_nothing(self, backend, count, step):
+        assert None not in count(lambda: step(torch.rand(4, 3))).values()
+        assert backend.uncounted_ops == {}
+
+    def test_what_processes_send_each_other_misses_nothing(self, backend, count, tmp_path):
+        store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            model = nn.parallel.DistributedDataParallel(nn.Linear(3, 4))
+            x = torch.rand(2, 3)
+            # forward and the gradient of the weight: 2*2*3*4 = 48 FLOP each
+            assert count(lambda: model(x).sum().backward())["flop_fp32"] == 96
+            assert backend.uncounted_ops == {}
+        finally:
+            torch.distributed.destroy_process_group()
+
+    def test_work_in_another_thread_is_a_gap_and_no_zero(self, backend, count):
+        a = torch.eye(16)
+
+        def step() -> None:
+            thread = threading.Thread(target=lambda: a @ a)
+            thread.start()
+            thread.join()
+
+        assert set(count(step).values()) == {None}
+        counted = backend.collect()
+        assert set(counted.reasons) == set(counted.values)
+        assert "own thread" in counted.warnings[0]
 
     def test_sparse_matmul(self, backend, count):
         a, b = torch.eye(3).to_sparse(), torch.rand(3, 4)
-        assert "flop_fp32" not in count(lambda: a @ b)
+        assert count(lambda: a @ b)["flop_fp32"] is None
         assert backend.uncounted_ops == {"aten.mm.default": 1}
 
     def test_custom_operator_has_bytes_and_no_flop(self, backend, count):
@@ -358,12 +426,12 @@ class TestUncounted:
             return x * 2
 
         x = torch.rand(6)
-        assert count(lambda: double(x)) == {"read": 24, "write": 24}
+        assert count(lambda: double(x)) == {"flop_fp32": None, "read": 24, "write": 24}
         assert backend.uncounted_ops == {"roofprobe_test.double.default": 1}
 
     def test_tensors_without_a_storage(self, backend, count):
         x = torch.rand(6, 6).to_mkldnn()
-        assert count(lambda: x.to_dense())["read"] == 0
+        assert count(lambda: x.to_dense()) == {"read": None, "write": None}
         assert sum(backend.uncounted_ops.values()) == 1
 
 

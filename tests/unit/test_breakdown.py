@@ -165,6 +165,8 @@ class TestByLayer:
         found = breakdown.result([], between=None)
         assert {segment.range for segment in found.segments} == {"", "forward", "backward"}
         assert any("layers cannot be told apart, phases can" in note for note in found.notes)
+        assert any("another model than the one that the steps run" in note for note in found.notes)
+        assert not any("CUDA" in note for note in found.notes)  # there is none on a CPU
 
     def test_a_compiled_model_is_one_part_and_that_is_said(self):
         model = three_layers()
@@ -265,7 +267,25 @@ class TestByPhase:
                     model(torch.rand(BATCH, A))
         assert probe.result.regions.between > 0
 
-    @pytest.mark.parametrize("name", ["", "a/b"])
+    def test_a_range_around_the_steps_holds_nothing_and_that_is_said(self):
+        model = three_layers()
+        with (
+            roofprobe.measure("net", by="phase", **QUICK) as probe,
+            probe.range("epoch"),
+            probe.range("inner"),
+        ):
+            for _ in probe.steps(range(10)):
+                with probe.range("forward"):
+                    model(torch.rand(BATCH, A))
+        record = probe.result
+        said = [text for text in record.warnings if "between steps" in text]
+        assert [text.split(" was")[0] for text in said] == [
+            "probe.range('epoch')",
+            "probe.range('inner')",
+        ]
+        assert "forward" in {part.name for part in parts(record)}
+
+    @pytest.mark.parametrize("name", ["", "a/b", None, 3])
     def test_names_that_cannot_be(self, name):
         named = roofprobe.measure("net", by="phase", **QUICK)
         with named as probe, pytest.raises(UsageError, match="name of a range"):
@@ -275,6 +295,13 @@ class TestByPhase:
 class TestWhatIsAskedFor:
     def test_layers_of_no_model(self):
         with pytest.raises(UsageError, match="pass model="), roofprobe.measure(by="layer", **QUICK):
+            pass
+
+    @pytest.mark.parametrize("model", [lambda x: x, [nn.Linear(A, B)], nn.Linear])
+    def test_layers_of_what_is_no_module(self, model):
+        options = {"by": "layer", "model": model, **QUICK}
+        kind = pytest.raises(UsageError, match=r"type (function|list|type), ")
+        with kind, roofprobe.measure(**options):
             pass
 
     def test_kernels_on_a_cpu(self):

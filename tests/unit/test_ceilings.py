@@ -777,6 +777,13 @@ def test_more_than_the_datasheet_is_a_fault_that_is_said_and_not_clipped():
     assert "warning: TF32 GEMM is 200% of the datasheet's dense peak" in text
 
 
+def test_a_ceiling_that_does_not_repeat_is_warned_about():
+    shaky = replace(H200, roofs=(replace(H200.roofs[0], spread=1.63), *H200.roofs[1:]))
+    said = [line for line in verb.text(shaky, MACHINE).splitlines() if "warning" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"warning: the runs behind {H200.roofs[0].name} differ by 163%")
+
+
 def test_fp16_accumulate_has_its_own_datasheet_figure():
     card = Environment(
         "NVIDIA GeForce RTX 4090", "cuda", chip="AD102", sm_count=128, memory_byte=24 * GIB
@@ -877,5 +884,7 @@ def test_a_machine_without_a_gpu_measures_its_cpu_and_says_so(monkeypatch, capsy
     assert main(["ceilings"]) == 0
     captured = capsys.readouterr()
     assert "measured on this CPU, no GPU was found" in captured.out
+    assert "slowest less fastest repeat" in " ".join(captured.out.split())
+    assert "GPU, the roof" not in " ".join(captured.out.split())
     assert set(rows(captured.out)) == {"CPU fp32 GEMM", "CPU memory copy"}
     assert not folder.exists()

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests/data/runs"
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 L2, L1 = "lts__t_bytes.sum", "l1tex__t_bytes.sum"
+BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 HFMA = "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum"
@@ -134,6 +135,36 @@ def test_fusion(tf32):
         "intensity rose by 44.9% (from 35.19 FLOP/B to 51 FLOP/B)",
         "launches fell from 384 to 120: fewer kernels for the same arithmetic",
     )
+
+
+def with_precision(record: Measurement, **settings: bool) -> Measurement:
+    there = record.environment
+    precision = {**there.precision, **settings}
+    return replace(record, environment=replace(there, precision=precision))
+
+
+def test_bytes_of_another_precision_have_no_cause(tf32):
+    fewer = scaled(tf32, {READ: 0.69, WRITE: 0.69, L2: 0.69, L1: 0.69})
+    bare = "DRAM bytes fell by 31%, FLOP stayed"
+    assert bare not in compare(tf32, fewer).findings
+    assert bare in compare(tf32, with_precision(fewer, autocast=True)).findings
+    amp = replace(fewer, workload={**fewer.workload, "amp": "bf16"})
+    assert bare in compare(tf32, amp).findings
+    # The same settings, and the model itself is of another type: its FLOP are on another path.
+    moved = with_counters(fewer, {TF32: 0.0, BF16: fewer.rounds[0].counters[TF32]})
+    assert bare in compare(tf32, moved).findings
+    # Settings that leave elements as wide as they are say nothing against passes.
+    benched = with_precision(fewer, cudnn_benchmark=True)
+    assert f"{bare}: fewer passes over memory (fusion, fewer copies)" in (
+        compare(tf32, benched).findings
+    )
+
+
+def test_twice_the_bytes_and_flop_of_another_precision_are_not_called_more_work(tf32):
+    flop = [name for name in tf32.metrics if name.startswith(ALL_SASS)]
+    doubled = scaled(tf32, dict.fromkeys([READ, WRITE, L2, L1, TF32, *flop], 2.0))
+    found = compare(tf32, with_precision(doubled, autocast=True)).findings
+    assert "DRAM bytes rose by 100%" in found
 
 
 def test_traffic_that_misses_l2(tf32):
@@ -380,7 +411,7 @@ def test_gates_are_read():
         (">+1%", "there is no quantity ''"),
         ("flops>+1%", "there is no quantity 'flops'; there are flop, dram_bytes"),
         ("flop.tensor>+1%", "tensor_tf32"),
-        ("gpu_idle>+1%", "there is no quantity"),
+        ("gpu_idle>+1%", "gpu_idle is a share of the step"),
         ("tensor_tf32>+1%", "there is no quantity"),
         ("flop>1%", "with its sign"),
         ("flop>5e9", "absolute values are not taken"),
@@ -529,6 +560,18 @@ def test_no_line_is_too_wide_or_cut(capsys):
     for line in shown.splitlines():
         assert len(line) <= 100
         assert line == line.rstrip()
+
+
+def test_a_table_is_wider_before_it_cuts_a_number(capsys, tmp_path, tf32):
+    counters = dict.fromkeys(tf32.rounds[0].counters, 0.0) | {READ: 12_345.0, WRITE: 12_345.0}
+    little = with_counters(tf32, counters)
+    timing = Timing((1.2345e-3,), "perf_counter_of_another_clock")
+    little = replace(little, timing=timing, workload={**tf32.workload, "batch_size": 4})
+    path = replace(little, source="analytic").save(tmp_path / "run.json")
+    assert command(path, run_file("resnet18-b256"), "--anyway") == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "perf_counter_of_another_clock / cuda_events" in shown
 
 
 def test_what_has_no_value_is_listed_once_for_each_reason(capsys, tmp_path, tf32):

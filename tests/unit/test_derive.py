@@ -163,6 +163,22 @@ def test_without_times_there_are_no_rates():
     assert found.kernel_time.reason == "held by another"
 
 
+@pytest.mark.parametrize(("kind", "clock"), [("cpu", "perf_counter"), ("cuda", "cuda_events")])
+def test_a_step_that_was_not_timed_has_the_clock_of_its_device(kind, clock):
+    there = Environment("a device", kind)
+    assert figures(sample(timing=None, environment=there)).step_time.source == clock
+
+
+def test_a_model_s_totals_do_not_miss_what_no_model_counts():
+    own = {row.name: 3.0 for row in metrics.ANALYTIC}
+    asked = {**own, READ: None, TF32: None, L2: None}
+    found = figures(record(asked, source="analytic"))
+    assert found.flop_total.value == 15  # five precisions
+    assert (found.byte["dram"].value, found.intensity["dram"].value) == (6, 2.5)
+    assert set(found.byte) == {"dram", "dram_read", "dram_write"}
+    assert "tensor_tf32" not in found.flop
+
+
 def test_idle_is_what_no_kernel_ran_in():
     assert figures(record()).idle.value == 0.5  # 1 - 1.0 / 2.0
     longer = KernelTimes(1, 3, 0, 2.1, 2.1, 2.1, 0, 0)

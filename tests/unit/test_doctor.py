@@ -594,13 +594,15 @@ def test_mps_counts_everybody():
     for shared in ({"processes": ("nvidia-cuda-mps",)}, {"mps_pipe": "/mps/pipe/control"}):
         judged = machine(**shared)
         assert set(found(judged, "fail")) == {"MPS"}
-        assert "all its clients" in found(judged, "fail")["MPS"]
+        assert refusals.MPS_SHARED in found(judged, "fail")["MPS"]  # in the refusal's words
         assert "ROOFPROBE_ALLOW_MPS=1" in found(judged, "fail")["MPS"]
         # Measuring would be refused, and not one by one for each piece of known work.
         assert not may_measure(judged)
         allowed = machine(**shared, environment={"ROOFPROBE_ALLOW_MPS": "1"})
         assert found(allowed, "fail") == {} and may_measure(allowed)
         assert "marked as shared" in found(allowed, "warn")["MPS"]
+    assert "listens at /mps/pipe/control" in found(judged, "fail")["MPS"]
+    assert "not in use" in found(machine(), "ok")["MPS"] and may_measure(machine())
 
 
 def test_mps_of_another_container_is_seen_by_its_socket(tmp_path, monkeypatch):
@@ -799,12 +801,14 @@ def test_mig_instances_are_read():
         "  MIG 1c.3g.20gb  Device  1: (UUID: MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d)\n"
     )
     instances = facts.mig_instances(text)
-    assert list(instances.values()) == ["3g.20gb", "1c.3g.20gb"]
-    old = "  MIG 1g.5gb  Device  0: (UUID: MIG-GPU-5d5ba0d6-33ce-6d2b-8ba7-1a3dbe5f0001/7/0)\n"
-    assert facts.mig_instances(old) == {"5d5ba0d6-33ce-6d2b-8ba7-1a3dbe5f0001/7/0": "1g.5gb"}
-    seen = replace(H200, uuid="GPU-a28ad590-3fda-56dd-84fc-0a0b96edc58d")
-    (gpu,) = facts.merged([], [seen], instances)
-    assert gpu.instance == "1c.3g.20gb"
+    for prefix in ("GPU-", "MIG-"):
+        for uuid, profile in (
+            ("c7384736-a75d-5afc-978f-d2f1294409fd", "3g.20gb"),
+            ("a28ad590-3fda-56dd-84fc-0a0b96edc58d", "1c.3g.20gb"),
+            ("5d5ba0d6-33ce-6d2b-8ba7-1a3dbe5f0001", None),  # the GPU itself
+        ):
+            (gpu,) = facts.merged([], [replace(H200, uuid=prefix + uuid)], instances)
+            assert gpu.instance == profile
     named = replace(H200, uuid=None, name="NVIDIA A100-SXM4-40GB MIG 2g.10gb")
     assert facts.merged([], [named], {})[0].instance == "2g.10gb"
 

@@ -4,6 +4,7 @@ They are provoked for real where a CPU can; the counters' by a backend that fail
 """
 
 import dataclasses
+import re
 import signal
 import subprocess
 import sys
@@ -309,7 +310,58 @@ def test_a_measurement_on_another_thread_than_the_main_one_works():
     assert roofprobe.figures(record).flop_total.value == 48
 
 
+def test_work_in_a_thread_of_the_steps_is_a_gap_and_no_zero():
+    record = roofprobe.measure_step(lambda: in_thread(work), **QUICK)
+    derived = roofprobe.figures(record)
+    assert derived.flop_total.value is None
+    assert "own thread" in derived.flop_total.reason
+    assert derived.byte["dram"].value is None
+    assert sum("own thread" in text for text in record.warnings) == 1
+
+
+# -- What is asked for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"rounds": 1.5}, "rounds is 1.5; it must be a whole number"),
+        ({"warmup": "5"}, "warmup is '5'; it must be a whole number"),
+        ({"timed": None}, "timed is None; it must be a whole number"),
+        ({"rounds": 0}, "rounds is 0; it must be at least 1"),
+        ({"name": None}, "name is None; a region's name is a text"),
+        ({"name": 3}, "name is 3; a region's name is a text"),
+    ],
+)
+def test_what_cannot_be_measured_so_is_refused_before_any_step(options, reason):
+    def never():
+        raise AssertionError("a step ran")
+
+    with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
+        roofprobe.measure_step(never, **{**QUICK, **options})
+
+
+def test_any_fact_of_the_users_is_kept_and_read_again(tmp_path):
+    facts = {"lr": float("nan"), "dtype": torch.float16, "shape": (3, 2), 7: 1}
+    record = roofprobe.measure_step(work, workload=facts, **QUICK)
+    kept = {"lr": "nan", "dtype": "torch.float16", "shape": "(3, 2)", "7": 1}
+    assert record.workload == kept
+    assert Measurement.load(record.save(tmp_path / "run.json")) == record
+
+
 # -- Steps that are not alike -----------------------------------------------------------------
+
+
+def test_two_step_times_that_differ_are_warned_of():
+    sleeps = iter((0.0, 0.02, 0.08, 0.0))  # warm-up, two timed steps, the counted one
+
+    def step():
+        work()
+        time.sleep(next(sleeps))
+
+    record = roofprobe.measure_step(step, **QUICK)
+    # about (0.08 - 0.02) / 0.05
+    assert any(text.startswith("step times differ by 1") for text in record.warnings)
 
 
 def test_rounds_of_different_work_are_warned_of():

@@ -173,7 +173,17 @@ def test_what_is_not_known_is_never_guessed():
 def test_no_ceilings_no_verdict():
     found = by_hand(byte=180, own=(ceiling("byte", 1.0, level="l1"),))
     assert (found.bound, found.basis, found.closest, found.fraction) == (None, None, None, None)
-    assert "No ceiling of this device is known." in found.sentences
+    none = "No ceiling of this device is known."
+    assert none not in found.sentences  # L1's is, and L1 was not counted
+    assert none in judge(figures(record()), ()).sentences
+
+
+def test_ceilings_that_nothing_was_counted_for_are_known_all_the_same():
+    nothing = figures(dataclasses.replace(record(dict.fromkeys(COUNTERS)), kernels=None))
+    found = judge(nothing, (ceiling("byte", 100.0, level="dram"),), levels=("dram",))
+    assert (found.bound, found.uses, found.basis) == (None, (), "measured")
+    (said,) = found.sentences
+    assert said.startswith("No verdict: no use of a ceiling is known: compute (")
 
 
 def test_no_step_time_no_verdict():
@@ -228,6 +238,10 @@ def test_a_roof_that_is_exceeded_is_not_believed():
     assert found.basis == "datasheet"
     assert found.fraction == pytest.approx(220 / 240)
     assert "is exceeded 1.1 times" in found.sentences[-1]
+    found = by_hand(byte=220, own=(ceiling("byte", 100.0, level="dram"),))
+    first, second = found.sentences
+    assert first.startswith("No verdict: ")
+    assert second.startswith("Not judged by measured ceilings: the measured DRAM")
     found = by_hand(byte=280, own=(sheet,))
     assert found.bound is None
     assert "1.17 times its ceiling" in found.reason

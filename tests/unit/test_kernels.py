@@ -190,6 +190,9 @@ def test_a_record_without_kernels_or_chip(recorded, traced):
     unknown = replace(traced.environment, chip=None)
     with pytest.raises(UsageError, match="which chip"):
         kernel_counters.plan(replace(traced, environment=unknown))
+    cpu = replace(recorded.environment, device_kind="cpu", chip=None)
+    with pytest.raises(UsageError, match="was measured on a CPU"):
+        kernel_counters.plan(replace(recorded, environment=cpu))
     with pytest.raises(UsageError, match="--top 0"):
         kernel_counters.plan(traced, 0)
 
@@ -450,8 +453,8 @@ def test_a_long_run_needs_a_yes(traced, log, ncu, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("log.write_text('==ERROR== ERR_NVGPUCTRPERM'); sys.exit(1)", "counter access was refused"),
-        ("print('boom'); sys.exit(5)", "ended with status 5; its last line: boom"),
+        ("log.write_text('==ERROR== ERR_NVGPUCTRPERM'); sys.exit(1)", "ncu said: ERR_NVGPUCTRPERM"),
+        ("print('boom'); sys.exit(5)", "ended with status 5; the program's last line: boom"),
         (
             "log.write_text('==PROF== Connected\\n==WARNING== No kernels were profiled.\\n')",
             "no kernels were profiled",

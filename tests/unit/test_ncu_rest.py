@@ -3,13 +3,16 @@
 import csv
 import io
 import json
+import time
 from dataclasses import replace
 
 import pytest
 
+from roofprobe import device
 from roofprobe.cli import main
 from roofprobe.cli.import_ncu import roofline_of
-from roofprobe.ncu_import import import_files
+from roofprobe.errors import RecordError
+from roofprobe.ncu_import import Calibration, import_files, numerals, transposed
 from roofprobe.ncu_import.csv_log import NESTED
 from roofprobe.ncu_import.launches import NAMELESS
 from roofprobe.ncu_import.messages import Messages
@@ -51,14 +54,20 @@ def table(*rows, said=""):
 def load(tmp_path):
     """Imports logs, given as texts."""
 
-    def run(*texts):
+    def run(*texts, **options):
         paths = []
         for index, text in enumerate(texts):
             paths.append(tmp_path / f"run{index}.csv")
             paths[-1].write_text(text)
-        return import_files(paths)
+        return import_files(paths, **options)
 
     return run
+
+
+def refusal(load, *texts, **options):
+    with pytest.raises(RecordError) as caught:
+        load(*texts, **options)
+    return str(caught.value)
 
 
 class TestMissingMetrics:
@@ -246,6 +255,36 @@ class TestClock:
         assert main(["import-ncu", "--json", str(path)]) == 0
         assert json.loads(capsys.readouterr().out)["warnings"] == []
 
+    def test_cycles_where_the_rate_is_not_there(self, load):
+        rows = [
+            (0, CYCLES, "cycle", 3000),
+            (0, TIME, "ns", 2000),
+            (0, CLOCK, "cycle/nsecond", "n/a"),
+        ]
+        assert load(table(*rows)).whole.sm_clock_hz == pytest.approx(1.5e9)
+        # 3000 cycles in 2 us, and 1 GHz for 2 us
+        rows += [
+            (1, CYCLES, "cycle", "n/a"),
+            (1, TIME, "ns", 2000),
+            (1, CLOCK, "cycle/nsecond", "1.0"),
+        ]
+        assert load(table(*rows)).whole.sm_clock_hz == pytest.approx(1.25e9)
+
+    def test_cycles_of_a_run_in_another_order(self, load):
+        rates = [
+            (i, metric, unit, value, {"Kernel Name": "ab"[i]})
+            for i in range(2)
+            for metric, unit, value in ((CLOCK, "cycle/nsecond", "n/a"), (TIME, "ns", 2000))
+        ]
+        cycles = [(i, CYCLES, "cycle", 3000, {"Kernel Name": "ba"[i]}) for i in range(2)]
+        assert load(table(*rates), table(*cycles)).whole.sm_clock_hz == pytest.approx(1.5e9)
+
+    def test_why_there_is_none(self, load):
+        rows = [(0, TIME, "ns", 2000), (0, CLOCK, "cycle/nsecond", "n/a")]
+        found = load(table(*rows))
+        assert found.whole.sm_clock_hz is None
+        assert found.reasons["sm_clock_hz"].startswith(f"{CLOCK}: n/a in the file")
+
 
 class TestConsistency:
     def test_read_and_write_beside_the_total_in_each_launch(self, load):
@@ -308,6 +347,20 @@ class TestZeroPasses:
         found = load(table(*self.ROWS, (1, TENSOR, "op", 5), (1, DRAM, "byte", 1), said=said))
         assert found.whole.flop["total"] == 5
 
+    @pytest.mark.parametrize("name", ["gemm", "void at::gemm<4>(int *)", "_Z4gemmPfi"])
+    def test_names_that_are_the_kernels(self, load, name):
+        said = self.PROFILING.replace('"k"', '"gemm"').format(0, "0 passes")
+        rows = [(*row, {"Kernel Name": name}) for row in self.ROWS]
+        assert load(table(*rows, said=said)).whole.flop["total"] is None
+
+    @pytest.mark.parametrize(
+        "name", ["gemm_relu", "my_gemm", "_Z9gemm_reluPf", "_Z14gemm_relu_biasPf"]
+    )
+    def test_names_that_only_contain_the_kernels(self, load, name):
+        said = self.PROFILING.replace('"k"', '"gemm"').format(0, "0 passes")
+        rows = [(*row, {"Kernel Name": name}) for row in self.ROWS]
+        assert load(table(*rows, said=said)).whole.flop["total"] == 0
+
     def test_only_the_launch_that_had_none(self, load):
         said = self.PROFILING.format(0, "3 passes") + self.PROFILING.format(1, "0 passes")
         found = load(table(*self.ROWS, (1, TENSOR, "op", 0), (1, DRAM, "byte", 1), said=said))
@@ -351,3 +404,370 @@ def test_the_text_has_the_steady_range(tmp_path, capsys, kernels, steady):
     path.write_text(table(*rows))
     assert main(["import-ncu", str(path)]) == 0
     assert f"steady range {steady}" in " ".join(capsys.readouterr().out.split())
+
+
+def counts(metric, unit, *values, **cells):
+    """A log of one metric: a launch of kernel ``k`` for each value."""
+    return table(*((ident, metric, unit, value, cells) for ident, value in enumerate(values)))
+
+
+class TestRunsOfDifferentLength:
+    WHOLE = counts(FFMA, "inst", 10, 20, 30)
+
+    def test_a_run_that_broke_off_shortens_a_whole_one(self, load):
+        found = load(self.WHOLE, counts(DRAM, "byte", 1, 2, 3)[:-3])
+        assert (found.whole.launches, found.whole.flop["total"]) == (2, 60)
+        assert any("first 2 launches are complete" in text for text in found.warnings)
+
+    def test_of_two_that_broke_off_the_shorter_counts(self, load):
+        found = load(self.WHOLE[:-3], counts(DRAM, "byte", *range(1, 6))[:-3])
+        assert (found.whole.launches, found.whole.byte["dram"]) == (2, 3)
+
+    def test_a_whole_run_that_is_shorter_is_another_workload(self, load):
+        # Left of the second run are five launches.
+        longer = counts(DRAM, "byte", *range(1, 7))
+        for text in (longer, longer[:-3]):
+            assert "are not runs of one workload" in refusal(load, self.WHOLE, text)
+            assert "are not runs of one workload" in refusal(load, text, self.WHOLE)
+
+    def test_whole_runs_of_two_lengths_are_two_workloads(self, load):
+        four = counts(TIME, "ns", 1, 2, 3, 4)
+        cut = counts(DRAM, "byte", 1, 2, 3)[:-3]
+        assert "are not runs of one workload" in refusal(load, self.WHOLE, four, cut)
+
+
+class TestCalibration:
+    HALF, SINGLE = (
+        "sm__ops_path_tensor_src_fp16_dst_fp16.sum",
+        "sm__ops_path_tensor_src_fp16_dst_fp32.sum",
+    )
+    GEMM = Calibration("gemm", 6000.0)  # counted as 3000
+
+    def rows(self, *launches):
+        """Of kernel, process, FLOP that accumulate in fp16 and in fp32, bytes."""
+        for ident, (kernel, process, *values) in enumerate(launches):
+            cells = {"Kernel Name": kernel, "Process ID": process}
+            for metric, unit, value in zip(
+                (self.HALF, self.SINGLE, DRAM), ("op", "op", "byte"), values, strict=True
+            ):
+                yield ident, metric, unit, value, cells
+
+    def test_its_launches_are_in_nothing(self, load):
+        rows = self.rows(
+            *(("gemm", "7", 3000, 0, 100), ("k", "7", 0, 600, "n/a")),
+            *(("gemm", "8", 3000, 0, 100), ("k", "8", 0, 400, 10)),
+        )
+        found = load(table(*rows), calibration=self.GEMM)
+        assert found.tensor_scale == 2.0
+        assert (found.whole.launches, found.whole.flop["total"]) == (2, 2000)
+        assert found.counters == {self.HALF: 0, self.SINGLE: 1000}
+        assert [(kernel.name, kernel.launches) for kernel in found.kernels] == [("k", 2)]
+        assert [(part.launches, part.flop["total"]) for part in found.parts] == [
+            (1, 1200),
+            (1, 800),
+        ]
+        assert found.whole.intensity == 80
+        assert any("rests on 1 of 2 launches" in text for text in found.warnings)
+        assert "(1 of 2 launches)" in found.unavailable[DRAM]
+        settled = "2 launches of gemm settled the tensor counter's scale (2) and are left out"
+        assert sum(text.startswith(settled) for text in found.warnings) == 1
+        # No FLOP of what is left accumulate in fp16.
+        assert device.fp16_accumulate(found.counters, 1000) == 0
+
+    def test_a_process_of_its_own_is_in_nothing(self, load):
+        rows = [*self.rows(("gemm", "8", 3000, 0, 100), ("k", "7", 0, 600, 10))]
+        found = load(table(*rows), calibration=self.GEMM)
+        assert found.processes == (7,)
+        assert found.parts == ()
+
+    def test_runs_in_different_orders(self, load):
+        kernels = ("a", "gemm", "k")
+        flop = [
+            (i, self.SINGLE, "op", v, {"Kernel Name": kernels[i]})
+            for i, v in enumerate((50, 3000, 7))
+        ]
+        moved = [
+            (i, DRAM, "byte", v, {"Kernel Name": kernels[2 - i]})
+            for i, v in enumerate((1, 20, 300))
+        ]
+        read = [
+            (i, READ, "byte", v, {"Kernel Name": kernels[2 - i]}) for i, v in enumerate((1, 10, 30))
+        ]
+        found = load(table(*flop), table(*moved, *read), calibration=self.GEMM)
+        assert {
+            kernel.name: (kernel.flop["total"], kernel.byte["dram"]) for kernel in found.kernels
+        } == {
+            "a": (100, 300),
+            "k": (14, 1),
+        }
+        assert found.whole.byte["dram_read"] == 31
+        assert found.counters == {self.SINGLE: 57, DRAM: 301, READ: 31}
+
+    def test_nothing_is_left(self, load):
+        found = load(table(*self.rows(("gemm", "7", 3000, 0, 100))), calibration=self.GEMM)
+        assert (found.whole.launches, found.whole.flop["total"]) == (0, None)
+        assert (found.counters, found.kernels) == ({}, ())
+
+
+class TestLaunchesThatAreNotThere:
+    PIPE = "sm__inst_executed_pipe_tensor.sum"
+
+    def rows(self, *launches):
+        return [
+            (
+                ident,
+                metric,
+                unit,
+                value,
+                {"CC": chip, "Process ID": chip[0], "Kernel Name": f"sm{chip}"},
+            )
+            for ident, (chip, count) in enumerate(launches)
+            for metric, unit, value in ((self.PIPE, "inst", count), (DRAM, "byte", 5))
+        ]
+
+    def test_a_cut_launch_leaves_no_trace(self, load):
+        text = table(*self.rows(("7.0", 15), ("7.0", 0), ("9.0", 4)))[:-3]
+        found = load(text, gpu="V100", compute_capability="7.0")
+        assert found.whole.flop == {"tensor_fp16": 15 * 512, "total": 15 * 512}
+        assert found.whole.intensity == 15 * 512 / 10
+        assert (found.processes, found.compute_capabilities) == ((7,), ("7.0",))
+        assert "flop.tensor" not in found.reasons
+
+    def test_a_launch_that_used_no_tensor_core_says_nothing_of_their_kind(self, load):
+        found = load(table(*self.rows(("7.0", 15), ("9.0", 0))))
+        assert found.whole.flop == {"tensor_fp16": 15 * 512, "total": 15 * 512}
+        used = load(table(*self.rows(("7.0", 15), ("9.0", 1))))
+        assert used.whole.flop == {"tensor": None, "total": None}
+        assert "instruction shape unknown" in used.reasons["flop.total"]
+        none = load(table(*self.rows(("9.0", 0))))
+        assert none.whole.flop == {"tensor": 0, "total": 0}
+
+    def test_where_launches_ran_that_are_in_another_order(self, load):
+        # By position the second run's counts would all be of the 7.0.
+        def run(metric, unit, **values):
+            chips = {"a": "7.0", "b": "7.0", "c": "9.0"}
+            return table(
+                *(
+                    (ident, metric, unit, value, {"Kernel Name": kernel, "CC": chips[kernel]})
+                    for ident, (kernel, value) in enumerate(values.items())
+                )
+            )
+
+        moved = run(DRAM, "byte", a=5, b=5, c=5)
+        found = load(moved, run(self.PIPE, "inst", c=5, b=5, a=0))
+        assert found.whole.flop["total"] is None
+
+    def test_names_of_launches_that_are_left_out_tell_of_no_gpu(self, load):
+        rows = [
+            (ident, self.PIPE, "inst", 4, {"CC": "", "Kernel Name": kernel})
+            for ident, kernel in enumerate(("volta_h884gemm", "k", "ampere_gemm"))
+        ]
+        whole, cut = load(table(*rows)), load(table(*rows)[:-3])
+        assert whole.whole.flop["total"] is None
+        assert cut.whole.flop == {"tensor_fp16": 8 * 512, "total": 8 * 512}
+        assert any("kernel names (volta_*) say Volta" in text for text in cut.warnings)
+
+
+class TestWorkThatFollowsTheData:
+    def runs(self, count):
+        first = table((0, FFMA, "inst", 100_000_000), (0, DRAM, "byte", 5))
+        return first, table((0, FFMA, "inst", count), (0, TIME, "ns", 5))
+
+    @pytest.mark.parametrize("count", [100_000_001, 99_000_000, 102_000_000])
+    def test_a_little_is_a_warning(self, load, count):
+        found = load(*self.runs(count))
+        assert found.whole.flop["total"] == 200_000_000
+        (said,) = found.warnings
+        assert f"of launch 0 (k) is 100000000 and {count}" in said
+
+    @pytest.mark.parametrize("count", [102_100_000, 97_900_000, 0])
+    def test_more_is_refused(self, load, count):
+        said = refusal(load, *self.runs(count))
+        assert "did not do the same work" in said
+        assert "profile one run twice with the same seed and data, or import each by itself" in said
+
+    def test_the_launch_that_is_named_is_the_worst(self, load):
+        first = table(*((i, FFMA, "inst", 1000) for i in range(3)), (0, DRAM, "byte", 5))
+        other = table(*((i, FFMA, "inst", 1000 + i) for i in range(3)), (0, TIME, "ns", 5))
+        (said,) = (text for text in load(first, other).warnings if "the same work" in text)
+        assert "of launch 2 (k) is 1000 and 1002" in said
+
+
+class TestRunsInDifferentOrders:
+    """What is put together by kernel name only."""
+
+    def run(self, order, *metrics):
+        """Each metric with its unit and its values by kernel."""
+        return table(
+            *(
+                (ident, metric, unit, values[kernel], {"Kernel Name": kernel})
+                for metric, unit, values in metrics
+                for ident, kernel in enumerate(order)
+            )
+        )
+
+    def test_a_metric_without_any_value_is_taken_from_the_second(self, load):
+        first = self.run(
+            "ab", (FFMA, "inst", {"a": 1, "b": 2}), (DRAM, "byte", {"a": "n/a", "b": "n/a"})
+        )
+        second = self.run("ba", (TIME, "ns", {"a": 1, "b": 2}), (DRAM, "byte", {"a": 30, "b": 4}))
+        found = load(first, second)
+        assert [kernel.byte["dram"] for kernel in found.kernels] == [30, 4]
+
+    def test_read_with_a_gap_and_a_whole_counter_of_both(self, load):
+        split = [(READ, "byte", {"a": "n/a", "b": 2}), (WRITE, "byte", {"a": 1, "b": 2})]
+        found = load(self.run("ab", *split), self.run("ba", (DRAM, "byte", {"a": 30, "b": 4})))
+        assert (found.whole.byte["dram"], found.whole.byte["dram_read"]) == (34, None)
+
+    def test_parts_of_a_counter_that_may_overlap(self, load):
+        by_type, by_size = TENSOR, "sm__ops_path_tensor_op_hmma.sum"
+        for counted, total in ((0, 5), (4, None)):
+            one = self.run("ab", (by_type, "op", {"a": 5, "b": 0}))
+            two = self.run("ba", (by_size, "op", {"a": 0, "b": counted}))
+            assert load(one, two).whole.flop["total"] == total
+
+
+def test_bytes_that_differ_between_runs(load):
+    first = table((0, FFMA, "inst", 5), (0, DRAM, "byte", 100), (0, "launch__what", "", 4))
+    second = table((0, TIME, "ns", 5), (0, DRAM, "byte", 110), (0, "launch__what", "", 5))
+    found = load(first, second)
+    assert found.whole.byte["dram"] == 100
+    assert any(
+        f"{DRAM} differs between run0.csv and run1.csv: 100 and 110" in w for w in found.warnings
+    )
+
+
+def test_files_beside_each_other_keep_why_there_is_no_value(load):
+    one, two = counts(FFMA, "inst", 5), counts(FFMA, "inst", "n/a", **{"Process ID": "8"})
+    found = load(one, two)
+    assert "n/a in the file" in found.unavailable[FFMA]
+    assert found.whole.flop["total"] is None
+
+
+class TestWhatNcuCounted:
+    PROFILING = '==PROF== Profiling "k" - {}: 0%....50%....100% - 3 passes\n'
+    FAILED = '==ERROR== Failed to profile "k" in process 7\n'
+
+    def said(self, *, failed=0, good=0):
+        at = range(failed + good)
+        return "".join(self.PROFILING.format(i) + self.FAILED * (i < failed) for i in at)
+
+    def test_a_kernel_that_fails_again_and_again(self, load):
+        text = table((4, FFMA, "inst", 5), said=self.said(failed=4, good=1))
+        (said,) = load(text).warnings
+        assert said == "ncu could not profile k: not in any total"
+
+    def test_a_launch_that_is_missing_beside_failed_ones(self, load):
+        text = table((2, FFMA, "inst", 5), said=self.said(failed=2, good=2))
+        assert any(
+            "ncu profiled 2 kernels, and the file has rows for 1" in w for w in load(text).warnings
+        )
+
+    def test_a_launch_at_which_ncu_stopped(self):
+        messages = Messages()
+        for line in (self.PROFILING.format(0), '==PROF== Profiling "k" - 1: 0%....50%\n'):
+            assert messages.take(line)
+        assert (messages.profiled, messages.failed) == (1, ("k",))
+
+
+class TestWhatToDo:
+    @pytest.mark.parametrize(
+        ("said", "advice"),
+        [
+            ('==ERROR== Failed to profile "k" in process 7\n', "run ncu again with one metric"),
+            (
+                f"==ERROR== Failed to access the following 2 metrics: {FADD}, {FFMA}\n",
+                "--query-metrics lists what this GPU has; leave out the others",
+            ),
+            (f"==ERROR== Metric {FADD} could not be collected\n", "leave out the others"),
+        ],
+    )
+    def test_an_end_with_a_next_step(self, load, said, advice):
+        assert advice in refusal(load, "==PROF== Connected to process 7 (/bin/python)\n" + said)
+
+    def test_causes_for_others(self):
+        messages = Messages(wsl=True)
+        assert messages.cause() == ""
+        messages.take("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
+        assert "WSL does not offer" in messages.cause()
+
+
+@pytest.mark.parametrize(("first", "second"), [("1,234", "1234"), ("1234", "1,234")])
+def test_two_values_that_differ_in_the_file_s_format(load, first, second):
+    # 0,5 shows that the comma is the decimal sign: 1.234 and 1234.
+    rows = [(0, DRAM, "Mbyte", first), (0, DRAM, "Mbyte", second), (0, TIME, "us", "0,5")]
+    assert "is there twice, with different values" in refusal(load, table(*rows))
+    same = [(0, DRAM, "Mbyte", "1,234"), (0, DRAM, "Mbyte", "1,234"), (0, TIME, "us", "0,5")]
+    assert load(table(*same)).whole.byte["dram"] == pytest.approx(1.234e6)
+
+
+def test_a_header_without_units(load):
+    text = table((0, FFMA, "inst", 5)).replace("Metric Unit", "Metric What")
+    assert "the header has no column Metric Unit" in refusal(load, text)
+
+
+class TestLongLines:
+    """Lines may have 16 million characters, so none may take more than linear time."""
+
+    MANY = 100_000
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            *("Kernel Name " + "ID," * MANY, "Kernel Name " + '"ID",' * MANY),
+            *("a" + " " * MANY + "b,1", "a" + "(" * MANY + "),1", "a__" * MANY),
+            *("[1] x" + "@a" * MANY + " b", "  Section: a" + " " * MANY + "b"),
+            *('==PROF== Profiling "a"' + ": 1%" * MANY + "x", "1" * MANY),
+            *('==ERROR== Failed to profile "' + 'a"' * MANY + ":", "==ERROR== " + "filter " * MANY),
+        ],
+        ids=lambda line: line[:16],
+    )
+    def test_anything_before_a_table(self, load, line):
+        begun = time.process_time()
+        assert load(f"{line}\n{counts(FFMA, 'inst', 5)}").whole.flop["total"] == 10
+        assert time.process_time() - begun < 5
+
+    @pytest.mark.parametrize("line", ['"1","x",' * MANY, "1," * MANY, "x" * MANY, '"' * MANY])
+    def test_anything_in_a_table(self, load, line):
+        begun = time.process_time()
+        text = counts(FFMA, "inst", 5, 6)
+        where = text.rindex('\n"1"') + 1
+        assert load(f"{text[:where]}{line}\n{text[where:]}").whole.launches == 2
+        assert time.process_time() - begun < 5
+
+    def test_a_cell_that_is_no_number(self):
+        begun = time.process_time()
+        assert numerals.absent("-" * self.MANY + "1") is None
+        assert numerals.absent("-" * self.MANY) is not None
+        assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        ("gpu__time_duration.sum [ns]", ("gpu__time_duration.sum", "ns")),
+        ("Duration (us)", ("Duration", "us")),
+        (" Elapsed   ", ("Elapsed", "")),
+        ("f(int) [inst]", ("f(int)", "inst")),
+        ("f(a)b)", ("f(a)b)", "")),
+        ("abc)", ("abc)", "")),
+        ("a [b", None),
+        ("a] [b]", None),
+        ("abc]", None),
+        ("a ([b)", None),
+    ],
+)
+def test_heads_of_a_transposed_table(head, named):
+    assert transposed._metric(head) == named
+
+
+def test_a_log_sorted_by_metric_that_breaks_off_takes_no_longer_for_it(load):
+    ids = range(20_000)
+    rows = [(i, metric, unit, 1) for metric, unit in ((FFMA, "inst"), (DRAM, "byte")) for i in ids]
+    text = table(*rows)
+    cut = text.rindex('"10000"') + 20  # of DRAM half is there
+    begun = time.process_time()
+    found = load(text[:cut])
+    assert time.process_time() - begun < 10
+    whole = found.whole
+    assert (whole.launches, whole.flop["total"], whole.byte["dram"]) == (10_000, 20_000, 10_000)

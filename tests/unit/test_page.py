@@ -135,7 +135,7 @@ def test_what_is_not_available_is_said_with_its_reason():
         )
     )
     assert f"{TF32} tensor cores tf32, 1 FLOP each: the device lacks it n/a" in shown.text
-    assert f"tensor cores tf32 : {TF32}: the device lacks it" in shown.text
+    assert f"tensor cores tf32, total FLOP : {TF32}: the device lacks it" in shown.text
     assert "kernels : tracing was refused" in shown.text
     assert "Incomplete: 3 more steps were needed." in shown.text
     assert "step times differ" in shown.text

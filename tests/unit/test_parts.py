@@ -217,6 +217,39 @@ def test_many_parts_are_cut_short_and_the_rest_is_summed_up():
     ]  # fmt: skip
 
 
+def test_the_rest_of_bounds_is_a_bound():
+    # FLOP of one part are not known, so its bytes alone may not explain its time.
+    many = [segment(f"l{n}", "forward", 1e-3, counters(1e11, 1e9)) for n in range(23)]
+    unknown = segment("last", "forward", 0.9e-3, counters(None, 1e9))
+    shown = text(record(*many, unknown), width=100)
+    rest = next(line for line in shown.splitlines() if line.startswith("4 more"))
+    # 3 parts lose 1 ms less 0.25 ms of bytes, and the last at most 0.9 ms less 0.25 ms.
+    assert rest.split("│")[-1].strip() == "<= 2.9 ms"
+
+
+def test_names_give_way_to_numbers():
+    name = "features.3.squeeze_and_the_activation"
+    long = segment(name, "backward", 1.234e-6, counters(None, 1.23e3))
+    slow = segment("slow", "forward", 1.234e-6, counters(1.23e5, 1.23e3))
+    shown = text(record(CONV, NORM, long, slow), width=100)
+    # "1.23 µs", "0.0062%", "123 k", "1.23 kB", "latency (compute 0.025%)", "<= 1.23 µs" and six
+    # bars take 7 + 7 + 5 + 7 + 24 + 10 + 6 * 3 = 78 of 100 characters.
+    line = next(line for line in shown.splitlines() if "…" in line)
+    assert line.split("│")[0].rstrip() == "feature…ation backward"  # 22
+    assert line.count("…") == 1
+    assert line.endswith("<= 1.23 µs")
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_kernel_that_ran_nowhere_has_no_place():
+    whole = record()
+    regions = replace(whole.regions, kernels=(Kernel("gemm", ()),))
+    line = next(
+        line for line in text(replace(whole, regions=regions)).splitlines() if "gemm" in line
+    )
+    assert [cell.strip() for cell in line.split("│")] == ["gemm", "0", "0 s", "0%", "not known"]
+
+
 def test_a_point_for_each_part_sized_by_time_and_coloured_by_verdict():
     conv = replace(REST, module="head", direction="forward", counters=(counters(1e9, 1e9),))
     found = layered_roofline(record(CONV, NORM, conv), named=1)

@@ -1,11 +1,14 @@
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
 
 import jsonschema
+import numpy
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,11 +18,16 @@ from roofprobe.record import (
     Clocks,
     Coverage,
     Environment,
+    Kernel,
     KernelTimes,
+    KernelUse,
     MeasuredRoof,
     Measurement,
+    Regions,
     Round,
+    Segment,
     Timing,
+    storable,
     write_whole,
 )
 
@@ -101,6 +109,88 @@ def test_broken_records_are_refused_with_the_place(change, message):
     change(body)
     with pytest.raises(RecordError, match=re.escape(message)):
         Measurement.from_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("kernels/sum", -1.0),
+        ("kernels/launches", -5.0),
+        ("timing/step/0", 1e300),
+        ("coverage/fraction", -2.0),
+        ("clocks/sm/1", -1.0),
+        ("clocks/samples", -3),
+        ("rounds/0/passes", -1),
+        ("rounds/0/ranges_dropped", -1),
+        ("steps_missing", -4),
+        ("roofs/0/value", 0.0),
+        ("roofs/0/value", -1.0),
+        ("roofs/0/value", 1e300),
+        ("roofs/0/spread", -0.1),
+        ("regions/by", "foo"),
+        ("regions/by", "step"),
+        ("regions/between", -1.0),
+        ("regions/segments/0/time", -1.0),
+        ("regions/kernels/0/uses/0/time", -1.0),
+    ],
+)
+def test_what_nothing_can_have_measured_is_refused_with_the_place(path, value):
+    segment = Segment("", None, None, 1, ({"a.sum": 1.0}, {"a.sum": 1.0}), 0.1, 1)
+    kernel = Kernel("gemm", (KernelUse(0, 1, 0.1),))
+    parts = Regions("phase", (segment,), 1, "cupti_activity", (kernel,), between=0.1)
+    whole = sample(regions=parts)
+    assert Measurement.from_json(whole.to_json()) == whole
+    body = json.loads(whole.to_json())
+    *places, last = [int(key) if key.isdecimal() else key for key in path.split("/")]
+    held = functools.reduce(lambda at, key: at[key], places, body)
+    held[last] = value
+    with pytest.raises(RecordError, match=f"broken run record: at {path}: "):
+        Measurement.from_json(json.dumps(body))
+
+
+def test_what_may_be_below_zero_is_read():
+    # measuring took less than the plain steps; the user's facts are the user's
+    odd = sample(overhead={"passes": -0.5}, workload={"lr": -1, "offset": -1e300})
+    assert Measurement.from_json(odd.to_json()) == odd
+
+
+@pytest.mark.parametrize(
+    ("fact", "kept"),
+    [
+        (3, 3),
+        (0.5, 0.5),
+        (True, True),
+        (None, None),
+        ("text", "text"),
+        (float("nan"), "nan"),
+        (float("-inf"), "-inf"),
+        ((3, 2), "(3, 2)"),
+        (torch.float32, "torch.float32"),
+        (torch.tensor(3), "tensor(3)"),
+        (numpy.float32(3), "3.0"),
+        (10**400, str(10**400)),
+    ],
+)
+def test_facts_that_a_record_cannot_hold_become_text(fact, kept):
+    facts = storable({3: fact})
+    assert facts == {"3": kept}
+    record = sample(workload=facts)
+    assert Measurement.from_json(record.to_json()) == record
+
+
+def test_half_a_surrogate_pair_is_spelled_out():
+    odd = sample(name="a\ud800", workload={"\udce9": "caf\udce9"}, notes={"x": "ok: \u00e9"})
+    read = Measurement.from_json(odd.to_json())
+    assert read.name == r"a\ud800"
+    assert read.workload == {r"\udce9": r"caf\udce9"}
+    assert read.notes == {"x": "ok: \u00e9"}
+
+
+def test_every_committed_run_file_is_read():
+    files = [*ROOT.glob("harness/results/**/run*.json"), *ROOT.glob("tests/data/**/run*.json")]
+    assert len(files) > 10
+    for path in files:
+        Measurement.load(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", '"x"', "[" * 100_000])

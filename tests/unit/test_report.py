@@ -16,6 +16,7 @@ from roofprobe.record import (
     Environment,
     MeasuredRoof,
     Measurement,
+    Round,
 )
 from roofprobe.report import overlay, roofline_of, save_plot, text
 from roofprobe.roofline import above_roof
@@ -237,6 +238,39 @@ def test_nothing_written_to_dram_is_noted(written, noted):
     assert ("0 bytes written to DRAM is a count and no gap: writes stay in L2" in said) is noted
     (point,) = [p for p in roofline_of(run).points if (p.name, p.level) == ("all FLOP", "dram")]
     assert ("0 bytes written" in point.note) is noted
+
+
+def test_a_model_has_no_l2_to_hold_writes():
+    counters = dict.fromkeys((row.name for row in metrics.ANALYTIC), 0.0)
+    run = record(counters, source="analytic")
+    assert "0 bytes written" not in text(run)
+    assert not [p for p in roofline_of(run).points if "0 bytes written" in p.note]
+
+
+def test_metrics_that_were_asked_for_by_name_have_their_own_line():
+    cycles, absent = "sm__cycles_elapsed.max", "sm__cycles_active.avg"
+    counters = {**whole().rounds[0].counters, cycles: 93_123_456.5, absent: None}
+    run = replace(
+        whole(),
+        metrics=tuple(counters),
+        rounds=(Round(counters, 1, 0),),
+        unavailable={absent: "the device lacks it"},
+    )
+    lines = text(run).splitlines()
+    found = {line.split("│")[0].strip(): line for line in lines if "│" in line}
+    assert found[cycles].split("│")[1].strip() == "93123456.5"
+    assert found[absent].split("│")[1].strip() == "n/a"
+    assert f"n/a: {absent}: the device lacks it" in lines
+    assert "smsp__" not in text(run)  # what figures are made of
+
+
+def test_figures_that_share_a_reason_share_a_line():
+    why = "the run ended before all passes of a round were done"
+    names = [row.name for row in metrics.ANALYTIC]
+    run = record(dict.fromkeys(names), source="analytic", unavailable=dict.fromkeys(names, why))
+    lines = [line for line in text(run, width=200).splitlines() if line.startswith("n/a: ")]
+    # five paths, three rows of bytes and the total
+    assert lines == [f"n/a: analytic fp16, analytic bf16, analytic fp32 and 6 more: {why}"]
 
 
 def test_a_step_is_held_against_the_roofs_of_its_own_paths():

@@ -1,6 +1,7 @@
 """The roofline model by hand-worked values and properties."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -98,6 +99,12 @@ def test_mixed_peak_is_between_the_peaks_of_its_paths(work):
     assert min(used) * (1 - 1e-9) <= mixed_peak(work, peaks) <= max(used) * (1 + 1e-9)
 
 
+def placed_at(name, counts, **told):
+    """``place`` of FLOP, bytes and seconds."""
+    flop, byte, time = counts
+    return place(name, flop=flop, byte=byte, time=time, **told)
+
+
 # Kernel: FLOP, bytes, seconds. Only axpy has a place on logarithmic axes.
 KERNELS = {
     "memset": (0, 4000, 1e-6),
@@ -110,7 +117,7 @@ KERNELS = {
 
 
 def test_zeros_are_listed_and_never_drawn():
-    placed = [place(name, *counts, source="ncu") for name, counts in KERNELS.items()]
+    placed = [placed_at(name, counts, source="ncu") for name, counts in KERNELS.items()]
     roofline = Roofline.of("kernels", [], placed)
     (axpy,) = roofline.points
     assert axpy.name == "axpy"
@@ -126,8 +133,8 @@ def test_zeros_are_listed_and_never_drawn():
 
 
 def test_the_step_still_counts_what_is_not_drawn():
-    flop, byte, time = (sum(column) for column in zip(*KERNELS.values(), strict=True))
-    step = place("step", flop, byte, time, source="ncu")
+    counts = (sum(column) for column in zip(*KERNELS.values(), strict=True))
+    step = placed_at("step", counts, source="ncu")
     assert isinstance(step, Point)
     assert step.intensity == pytest.approx(0.558011, abs=5e-7)
     assert step.flop_per_s == pytest.approx(1.836364e9, rel=1e-6)
@@ -145,14 +152,14 @@ def test_the_step_still_counts_what_is_not_drawn():
     ],
 )
 def test_what_was_not_measured_is_not_zero(counts, reason):
-    assert place("step", *counts, source="cupti") == LeftOut("step", reason)
+    assert placed_at("step", counts, source="cupti") == LeftOut("step", reason)
 
 
 @given(st.lists(st.none() | st.floats(0, 1e20), min_size=3, max_size=3))
 def test_everything_is_a_point_or_a_reason(counts):
     if any(count is not None and 0 < count < 1e-9 for count in counts):
         return  # no count and no duration is that small
-    placed = place("step", *counts, source="cupti")
+    placed = placed_at("step", counts, source="cupti")
     if isinstance(placed, Point):
         assert 0 < placed.intensity < math.inf
         assert 0 < placed.flop_per_s < math.inf
@@ -161,7 +168,7 @@ def test_everything_is_a_point_or_a_reason(counts):
 
 
 def test_a_point_keeps_what_it_was_told():
-    point = place("step", 8, 4, 2, source="cupti", level="l2", note="upper bound")
+    point = placed_at("step", (8, 4, 2), source="cupti", level="l2", note="upper bound")
     assert point == Point("step", 2.0, 4.0, "l2", "cupti", "upper bound")
 
 
@@ -178,9 +185,10 @@ def test_ceilings_and_points_are_positive_and_finite(value):
 def test_a_point_is_held_against_the_roofs_of_its_device():
     slow = Ceiling("slow", "flop", 10, None, None, "given", "", device="a")
     fast = Ceiling("fast", "flop", 100, None, None, "given", "", device="b")
+    placed = placed_at("p", (50, 1, 1), source="cupti", spread=(0.1, 0.2))
+    assert placed.spread == (0.1, 0.2)
     for device, ratio in (("a", 5.0), ("b", None)):
-        point = place("p", 50, 1, 1, source="cupti", device=device, spread=(0.1, 0.2))
-        assert point.spread == (0.1, 0.2)
+        point = replace(placed, device=device)
         above = above_roof(point, Roofline("", (slow, fast), (point,), ()))
         assert (above and above.times) == ratio
 
@@ -239,12 +247,10 @@ def test_work_on_several_paths_is_held_against_their_mixed_peak():
     found = exceeded(work, {"dram": 6e8}, 1e-3, SHEET)
     assert found.times == pytest.approx(2.24518, rel=1e-5)
     assert found.words == "2.25 times the FP32 CUDA cores roof of 66.9 TFLOP/s"
-    point = place("mix", 153e9, 6e8, 1e-3, source="ncu", work=work)
+    point = placed_at("mix", (153e9, 6e8, 1e-3), source="ncu", work=work)
     assert above_roof(point, Roofline("", SHEET, (point,), ())) == found
-    assert (
-        above_roof(place("mix", 153e9, 6e8, 1e-3, source="ncu"), Roofline("", SHEET, (), ()))
-        is None
-    )
+    untold = placed_at("mix", (153e9, 6e8, 1e-3), source="ncu")
+    assert above_roof(untold, Roofline("", SHEET, (), ())) is None
     assert exceeded(work, {"dram": 6e8}, 2.2e-3, SHEET) is None  # 1.02 times
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from roofprobe import Measurement, ceilings, imagenet, parts, report, train
+from roofprobe import Measurement, ceilings, cli, imagenet, parts, report, train
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
 from roofprobe.imagenet import Options, Output, Ranks, Scores, Trainer
 
@@ -120,6 +121,13 @@ def test_help_does_not_wait_for_torch() -> None:
         ("--dummy DIR", 2, "give either DIR"),
         ("--dummy -b 0", 2, "0 is below 1"),
         ("--dummy -b many", 2, "invalid integer value: 'many'"),
+        ("--dummy --lr nan", 2, "--lr/--learning-rate: nan is no finite number from 0 on"),
+        ("--dummy --lr inf", 2, "inf is no finite number from 0 on"),
+        ("--dummy --lr=-1", 2, "-1 is no finite number from 0 on"),
+        ("--dummy --momentum=-2", 2, "-2 is no finite number from 0 on"),
+        ("--dummy --wd=-1", 2, "-1 is no finite number from 0 on"),
+        ("--dummy --wd much", 2, "invalid number value: 'much'"),
+        ("--dummy --seed 9223372036854775808", 2, "9223372036854775808 has more than 64 bits"),
         ("--dummy --no-such-option", 2, "unrecognized arguments: --no-such-option"),
         ("--dummy --metrics everything", 2, "no metric set is called 'everything'"),
         ("--dummy -a resnet-18", 2, "did you mean resnet18?"),
@@ -223,6 +231,32 @@ def test_two_processes_measure_one_model(tmp_path: Path) -> None:
     assert [record.workload["rank"] for record in records] == [0, 1]
     assert {record.workload["batch_size"] for record in records} == {2}
     assert done.stdout.count("=> timing") == 1  # one process talks
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"RANK": "x"},
+        {"RANK": "2"},
+        {"RANK": "-1"},
+        {"WORLD_SIZE": "0"},
+        {"LOCAL_RANK": "1"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": "3"},
+    ],
+)
+def test_an_environment_that_is_no_torchruns_is_refused(changed: dict[str, str]) -> None:
+    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    args = train._parse(["--dummy"])
+    assert train._torchrun(args, environ) == Ranks(0, 0, 2, 1)
+    with pytest.raises(UsageError, match="unset RANK for a run of one process"):
+        train._torchrun(args, environ | changed)
+
+
+def test_a_backend_that_does_not_exist_is_one_sentence() -> None:
+    args = train._parse(["--dummy", "--dist-backend", "bar", "--dist-url", "tcp://127.0.0.1:1"])
+    with pytest.raises(RoofprobeError, match=r"process 0 could not join the others .* with bar: "):
+        train._join(args, ONE, CPU)
 
 
 # -- Data ---------------------------------------------------------------------------------
@@ -398,8 +432,13 @@ def test_checkpoints_that_do_not_fit_are_refused(trained: tuple[Trainer, Path]) 
     path.write_bytes(whole)
     checkpoint = torch.load(path, weights_only=True)
     torch.save({**checkpoint, "state_dict": {"other": torch.ones(1)}}, path)
-    with pytest.raises(RoofprobeError, match="does not fit alexnet"):
+    with pytest.raises(RoofprobeError, match=r"does not fit alexnet: Missing key.*layer\.weight"):
         trainer().restore(str(path))
+    nowhere = ("epoch", -3), ("epoch", 1.5), ("epoch", True), ("arch", None), ("best_acc1", "x")
+    for key, value in (*nowhere, ("best_acc1", torch.tensor(torch.nan)), ("best_acc1", 101)):
+        torch.save({**checkpoint, key: value}, path)
+        with pytest.raises(RoofprobeError, match=f"{key} is .*{value}"):
+            trainer().restore(str(path))
 
 
 # -- From end to end ----------------------------------------------------------------------
@@ -516,6 +555,129 @@ def test_interrupting_keeps_what_was_measured(
     record = Measurement.load(tmp_path / "run.json")
     assert not record.complete
     assert record.timing is not None
+
+
+SIGNALLED = """
+import multiprocessing, os, subprocess, sys, time
+from roofprobe import imagenet, train
+from roofprobe.record import Measurement
+
+workers_first, step, to_json = {workers_first}, imagenet.Trainer.step, Measurement.to_json
+steps = iter(range(9))
+workers = []
+
+def end(pids):
+    # Not from here: a loader process takes a SIGTERM of its parent's for the usual end.
+    subprocess.run(["kill", *map(str, pids)])
+    time.sleep(1)  # while PyTorch may learn that its loaders died, if these were signalled
+
+def stepped(*arguments):
+    if next(steps) == 3:
+        workers.extend(child.pid for child in multiprocessing.active_children())
+        end(workers if workers_first else [os.getpid()])
+    return step(*arguments)
+
+def saved(record):
+    end([os.getpid()] if workers_first else workers)
+    return to_json(record)
+
+imagenet.Trainer.step, Measurement.to_json = stepped, saved
+code = train.main({arguments!r})
+assert len(workers) == 2
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("workers_first", [True, False])
+def test_sigterm_to_a_whole_job_saves_what_was_measured(
+    workers_first: bool, folder: Path, tmp_path: Path
+) -> None:
+    arguments = [str(folder), *SMALL, "-j", "2", "--out", str(tmp_path)]
+    code = SIGNALLED.format(workers_first=workers_first, arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 143, done.stderr
+    kept = f"roofprobe.train: what had been measured is in {tmp_path / 'run.json'}"
+    first, *others, last = done.stderr.splitlines()
+    assert (first, last) == (kept, "roofprobe.train: ended by SIGTERM")
+    assert len(others) == workers_first  # the loaders' death came first, and is said
+    assert all("error: a loader process died: DataLoader worker" in line for line in others)
+    record = Measurement.load(tmp_path / "run.json")
+    assert not record.complete
+    assert record.timing is not None
+
+
+def test_signals_that_come_while_saving_are_raised_afterwards() -> None:
+    with train._Signals() as signals:
+        with pytest.raises(KeyboardInterrupt), signals.waiting():
+            os.kill(os.getpid(), signal.SIGINT)
+            signals.check()
+        with pytest.raises(train._TerminatedError):
+            os.kill(os.getpid(), signal.SIGTERM)  # noted: the first signal that raised is the last
+            signals.check()
+        assert signals.terminated
+
+
+def test_a_termination_while_the_roofs_are_measured_names_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure_cpu_roofs", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train.main(["--dummy", *SMALL, "--out", str(tmp_path)]) == 143
+    assert capsys.readouterr().err.splitlines() == [
+        f"roofprobe.train: what had been measured is in {tmp_path / 'run.json'}",
+        "roofprobe.train: ended by SIGTERM",
+    ]
+    assert Measurement.load(tmp_path / "run.json").complete
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_run_too_short_for_its_parts_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--dummy", *SMALL, "--by", "phase", "--steps", "3", "--out", str(tmp_path)]
+    assert train.main(arguments) == 0
+    printed = capsys.readouterr().out
+    why = "the run ended before they were counted"
+    assert f"no plot: there is none of the step's parts: {why}" in printed
+    assert "measure it with --by" not in printed
+
+
+def test_a_batch_that_cannot_be_normalised_names_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(3), nn.Flatten())
+    monkeypatch.setattr(imagenet, "build_model", lambda arch, pretrained: model)
+    assert train.main(["--dummy", *SMALL, "-b", "1", "--out", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert "squeezenet1_1 needs more than 1 image a step: use a larger" in message
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_a_path_that_is_no_utf_8_can_be_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "lat\udce9"  # byte 0xE9, which is é in Latin-1
+    command = ["python", "-m", "roofprobe.train", "--out", str(out)]
+    monkeypatch.setattr(sys, "orig_argv", command)
+    assert train.main(["--dummy", *SMALL, "--out", str(out)]) == 0
+    record = Measurement.load(out / "run.json")
+    assert record.environment.command == (*command[:-1], str(tmp_path / "lat") + r"\xe9")
+
+
+def test_titles_do_not_say_on_twice() -> None:
+    names = [train._name(Options(arch="a", batch_size=1, tf32=on)) for on in (None, True, False)]
+    assert names == ["a batch 1", "a batch 1, TF32", "a batch 1, no TF32"]
+
+
+def test_report_takes_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "."]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("roofprobe: error: ")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.usefixtures("quick_report")

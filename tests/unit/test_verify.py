@@ -294,20 +294,33 @@ def test_a_model_is_not_compared(recorded, ncu):
         check(replace(recorded, rounds=()), ncu(""))
 
 
+def test_a_record_that_cannot_be_compared_is_refused_before_ncu_is_asked_for(
+    recorded, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(ncu_run, "_candidates", lambda given: [])
+    path = replace(recorded, source="analytic").save(tmp_path / "run.json")
+    assert main(["verify", str(path), "--", "python", "t.py"]) == 2
+    assert "its source is analytic" in capsys.readouterr().err
+
+
 DENIED = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access counters"
 
 
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (f"log.write_text('{DENIED}'); sys.exit(1)", "counter access was refused"),
+        (f"log.write_text('{DENIED}'); sys.exit(1)", "the driver lets only administrators read"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal SIGKILL (out of memory?)"),
         ("sys.exit(137)", "was killed by signal SIGKILL"),
         ("pass", "ended without an error and wrote nothing"),
-        ("print('boom'); sys.exit(5)", "ended with status 5; its last line: boom"),
+        (
+            "print('boom'); sys.exit(5)",
+            "the program under ncu ended with status 5; the program's last line: boom",
+        ),
         (
             "log.write_text('==ERROR== Unknown option'); sys.exit(1)",
-            "ncu ended with status 1; it said: Unknown option",
+            "ncu ended with status 1; ncu said: Unknown option; the program's last line: the "
+            "program speaks",
         ),
         (
             "log.write_text('==PROF== Connected\\n==WARNING== No kernels were profiled.\\n')",
@@ -334,9 +347,54 @@ def test_a_fault_is_one_sentence_and_costs_nothing(recorded, ncu, tmp_path, caps
 def test_a_refusal_under_wsl_is_the_platforms(recorded, ncu, monkeypatch, wsl, fix):
     monkeypatch.setattr(refusals, "under_wsl", lambda: wsl)
     reason = check(recorded, ncu(f"log.write_text('{DENIED}'); sys.exit(1)")).counters[0].reason
-    assert "counter access was refused (ERR_NVGPUCTRPERM)" in reason
+    assert reason.startswith("ncu ended with status 1; ncu said: ERR_NVGPUCTRPERM")
     assert fix in reason
     assert ("NVreg" in reason) is not wsl
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("Profiling failed because a driver resource was unavailable.", "stop the other profiler"),
+        ("Profiling is not supported on Windows Subsystem for Linux", "under Linux itself"),
+        ("Failed to open lock file /tmp/nsight-compute-lock.", "until the other ncu has ended"),
+        ("Cuda driver is not compatible with Nsight Compute", "update the driver"),
+        ("Failed to find metric foo__bar.sum", "ncu --query-metrics"),
+    ],
+    ids=["busy", "WSL", "lock file", "old driver", "metric"],
+)
+@pytest.mark.parametrize("file", ["log", "output"])
+def test_what_ncu_said_comes_with_its_remedy(recorded, ncu, said, fix, file):
+    line = f"==ERROR== {said}"
+    body = {"log": f"log.write_text({line!r}); ", "output": f"print({line!r}); "}[file]
+    reason = check(recorded, ncu(body + "sys.exit(1)")).counters[0].reason
+    assert "last line: ==" not in reason  # what ncu says is not the program's
+    assert reason.startswith(f"ncu ended with status 1; ncu said: {said.rstrip('.')}; ")
+    assert fix in reason
+
+
+def test_a_program_that_fails_is_heard(recorded, ncu):
+    ended = "==ERROR== The application returned an error code (1)."
+    body = f"log.write_text({ended!r}); print('RuntimeError: no data'); sys.exit(1)"
+    reason = check(recorded, ncu(body)).counters[0].reason
+    assert "the program failed: see what it printed" in reason
+    assert reason.endswith("; the program's last line: RuntimeError: no data")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "named"), [("a", "a"), ("abc", "a, b, c"), ("abcde", "a, b, c and 2 more")]
+)
+def test_kernels_that_failed_without_a_word_are_named(recorded, ncu, kernels, named):
+    text = "\n".join(f'==ERROR== Failed to profile "{kernel}" in process 7' for kernel in kernels)
+    reason = check(recorded, ncu(f"log.write_text({text!r}); sys.exit(1)")).counters[0].reason
+    assert reason.startswith(f"ncu ended with status 1; failed: {named}; run ncu again with one")
+
+
+def test_a_killed_run_tells_the_signal_and_what_ncu_said(recorded, ncu):
+    body = "log.write_text('==ERROR== LaunchFailed'); os.kill(os.getpid(), signal.SIGKILL)"
+    reason = check(recorded, ncu(body)).counters[0].reason
+    assert reason.startswith("ncu or the program under it was killed by signal SIGKILL")
+    assert "; ncu said: LaunchFailed; find out whether the program runs without ncu" in reason
 
 
 def test_one_failed_run_leaves_the_other(recorded, ncu):

@@ -31,7 +31,7 @@ Part = tuple[str, dict[str, str], Callable[[], Reading]]
 def measure_gpu_roofs(
     device: torch.device, *, progress: Callable[[str], None] | None = None
 ) -> Ceilings:
-    """Runs every microbenchmark on a GPU: about half a minute on an H200.
+    """Runs every microbenchmark on a GPU: about 50 s on an H200.
 
     Torch's settings and random numbers are as before afterwards. Ctrl-C ends it and keeps what
     was measured.

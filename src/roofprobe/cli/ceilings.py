@@ -20,11 +20,14 @@ from roofprobe.units import percent, si
 
 _INTERRUPTED: Final = 130  # as shells have it
 _WIDTH: Final = 100
-_FOOTER: Final = (
-    "1 FMA = 2 FLOP; GB = 1e9 B; a copy counts bytes read + written. Measured: bursts of 10 ms on "
-    "a rested GPU, the roof of work that does not heat it; spread: slowest less fastest burst. "
-    "Sustained: after 0.3 s of the same load. SM clock: median of NVML's readings."
-)
+_UNSTEADY: Final = 0.2  # spread; an H200's bursts differ by up to 14%
+_UNITS: Final = "1 FMA = 2 FLOP; GB = 1e9 B; a copy counts bytes read + written. "
+_FOOTERS: Final = {
+    "cuda": _UNITS + "Measured: bursts of 10 ms on a rested GPU, the roof of work that does not "
+    "heat it; spread: slowest less fastest burst. Sustained: after 0.3 s of the same load. SM "
+    "clock: median of NVML's readings.",
+    "cpu": _UNITS + "Measured: median of the repeats; spread: slowest less fastest repeat.",
+}
 
 
 def add_parser(verbs: Any) -> None:
@@ -32,7 +35,7 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "ceilings",
         help="measure what this GPU reaches: FLOP/s by precision, DRAM and L2 bandwidth",
-        description="Runs microbenchmarks for about half a minute, or shows what they gave before "
+        description="Runs microbenchmarks (50 s on an H200), or shows what they gave before "
         "under the same driver, PyTorch and clock settings. Without a GPU, measures the CPU.",
     )
     parser.add_argument("--gpu", type=int, metavar="N", help="which GPU, as PyTorch counts them")
@@ -106,7 +109,7 @@ def text(ceilings: Ceilings, environment: Environment, *, width: int = _WIDTH) -
     console.print(table)
     for line in _remarks(ceilings, spec):
         console.print(line)
-    console.print(_FOOTER)
+    console.print(_FOOTERS[environment.device_kind])
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
@@ -128,6 +131,11 @@ def _remarks(ceilings: Ceilings, spec: device.DeviceSpec | None) -> Iterator[str
             yield (
                 f"warning: {roof.name} is {percent(roof.value / peak)} of the datasheet's dense "
                 "peak: a boost above the listed clock, or another product than the one found"
+            )
+        if roof.spread > _UNSTEADY:
+            yield (
+                f"warning: the runs behind {roof.name} differ by {percent(roof.spread)}, so it is "
+                "no ceiling to judge work by: measure again while nothing else uses this machine"
             )
     for warning in ceilings.warnings:
         yield f"warning: {warning}"

@@ -26,6 +26,7 @@ from roofprobe.compare import (
     signed,
 )
 from roofprobe.record import Measurement
+from roofprobe.report import plain_table, print_table
 from roofprobe.units import percent
 
 TRIPPED: Final = 3
@@ -52,7 +53,7 @@ def add_parser(verbs: Any) -> None:
         "--fail-on",
         metavar="GATES",
         help="changes that fail, such as 'dram_bytes>+2%%,flop>+0.5%%': a quantity of the table "
-        "or a CUPTI metric, > or <, a signed percentage of the value before",
+        "other than gpu_idle, or a CUPTI metric, > or <, a signed percentage of the value before",
     )
     parser.add_argument(
         "--anyway",
@@ -134,7 +135,7 @@ def text(
         comparison: The two records.
         outcomes: Gates; those that hold are listed.
         files: Where the records are from.
-        width: Columns.
+        width: Columns that sentences keep to, and the table if it can.
     """
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, no_color=True, highlight=False, markup=False)
@@ -151,7 +152,7 @@ def text(
     for note in comparison.notes:
         console.print(f"note: {note}")
     console.print()
-    console.print(_table(comparison.changes))
+    print_table(console, _table(comparison.changes))
     for why in dict.fromkeys(change.missing for change in comparison.changes):
         if why is not None:
             names = [change.quantity for change in comparison.changes if change.missing == why]
@@ -169,23 +170,20 @@ def text(
 def _table(changes: Iterable[Change]) -> Table:
     shown = [change for change in changes if change.before.value != 0 or change.after.value != 0]
     by_image = any(change.images is not None for change in shown)
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("per step", no_wrap=True)
-    for column in ("before", "after", "change", *(("per image",) if by_image else ()), "noise"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("source", no_wrap=True)
-    for change in shown:
-        sources = dict.fromkeys((change.before.source, change.after.source))
-        table.add_row(
+    numbers = ("before", "after", "change", *(("per image",) if by_image else ()), "noise")
+    rows = [
+        (
             change.quantity,
             change.shown(change.before),
             change.shown(change.after),
             _points(change) if change.kind == "share" else signed(change.fraction),
             *((signed(change.per_image) if change.images else "",) if by_image else ()),
             percent(change.noise),
-            " / ".join(sources),
+            " / ".join(dict.fromkeys((change.before.source, change.after.source))),
         )
-    return table
+        for change in shown
+    ]
+    return plain_table(("per step", *numbers, "source"), rows, f"l{'r' * len(numbers)}l")
 
 
 def _points(change: Change) -> str:

@@ -146,7 +146,10 @@ def _level(found: Imported, level: str, *, bare: bool) -> Point | LeftOut:
         notes.append("not bound by the DRAM roof, datasheets give no bandwidth of this level")
     # Nameless: the title says what all points are of.
     point = place(
-        *("", whole.flop["total"], whole.byte[level], whole.time_s),
+        "",
+        flop=whole.flop["total"],
+        byte=whole.byte[level],
+        time=whole.time_s,
         source="ncu; time: sum of the launches' durations",
         level=level,
         note=", ".join(notes),

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     from roofprobe import page
 
     paths: Sequence[Path] = list(dict.fromkeys(arguments.runs))
-    out: Path = arguments.out or paths[0].with_name("report.html")
+    out: Path = arguments.out or paths[0].parent / "report.html"
     _check(out, paths)
     records = [Measurement.load(path) for path in paths]
     target = page.save(list(zip(names(paths, records), records, strict=True)), out)

@@ -51,6 +51,7 @@ def verify_file(
         The exit code: 0 when all agree, 3 when something does not.
     """
     record = Measurement.load(path)
+    verify.require_comparable(record)  # before anybody is asked to install ncu for it
     check = verify.cross_check(
         record,
         command,

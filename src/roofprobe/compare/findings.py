@@ -19,6 +19,15 @@ from roofprobe.units import number, percent
 # Below this a change is stated, and no cause is named. A choice.
 _TELLING: Final = 0.02
 
+# Settings of PyTorch that decide in which precision a step computes.
+_WIDTHS: Final = (
+    "autocast",
+    "default_dtype",
+    "cudnn_allow_tf32",
+    "matmul_allow_tf32",
+    "float32_matmul_precision",
+)
+
 # Share of the total FLOP from which on a path is named. A choice.
 _WORTH_NAMING: Final = 0.01
 
@@ -40,10 +49,20 @@ def findings(
         return
     yield from _most(changes)
     yield from _arithmetic(changes, like=like)
-    yield from _memory(changes, like=like)
+    yield from _memory(changes, like=like, same_width=_same_width(changes, before, after))
     yield from _launching(changes, before, after, like=like)
     yield from _time(changes, like=like)
     yield _bounds(verdict(before), verdict(after))
+
+
+def _same_width(changes: Mapping[str, Change], before: Measurement, after: Measurement) -> bool:
+    """False where elements may have become wider or narrower: bytes then change without passes."""
+    first, second = (
+        (*map(record.environment.precision.get, _WIDTHS), record.workload.get("amp"))
+        for record in (before, after)
+    )
+    gained, lost = _moves(changes)
+    return first == second and not (gained and lost)
 
 
 def _most(changes: Mapping[str, Change]) -> Iterator[str]:
@@ -58,8 +77,8 @@ def _most(changes: Mapping[str, Change]) -> Iterator[str]:
         yield f"changed most: {_label(change.quantity)}, which {_moved(change)} ({_both(change)})"
 
 
-def _arithmetic(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
-    total = changes["flop"]
+def _moves(changes: Mapping[str, Change]) -> tuple[list[Change], list[Change]]:
+    """FLOP paths that gained work worth naming, and those that lost some."""
     paths = [
         change
         for name, change in changes.items()
@@ -78,7 +97,13 @@ def _arithmetic(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
         if change.notable and abs(change.difference) >= _WORTH_NAMING * whole
     ]
     gained = [change for change in named if change.difference > 0]
-    lost = [change for change in named if change.difference < 0]
+    return gained, [change for change in named if change.difference < 0]
+
+
+def _arithmetic(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
+    total = changes["flop"]
+    gained, lost = _moves(changes)
+    named = [*gained, *lost]  # one of the two is empty, or neither is listed
     sum_ = f"the total {_moved(total)}" if total.fraction is not None else "there is no total"
     if gained and lost:
         text = f"FLOP moved from {_listed(lost)} to {_listed(gained)}; {sum_}"
@@ -91,12 +116,12 @@ def _arithmetic(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
         yield f"FLOP changed on {_listed(named)}; {sum_}"
 
 
-def _memory(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
+def _memory(changes: Mapping[str, Change], *, like: bool, same_width: bool) -> Iterator[str]:
     dram = changes.get("dram_bytes")
     if dram is not None and dram.notable:
         text = f"DRAM bytes {_moved(dram)}"
         if like and _telling(dram):
-            text += _traffic(dram, changes["flop"], changes.get("l2_bytes"))
+            text += _traffic(dram, changes["flop"], changes.get("l2_bytes"), same_width=same_width)
         yield text
     caches = [changes[BYTES[level]] for level in ("l2", "l1") if BYTES[level] in changes]
     moved = [f"{_label(cache.quantity)} {_moved(cache)}" for cache in caches if cache.notable]
@@ -107,13 +132,13 @@ def _memory(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
         yield f"intensity {_moved(intensity)} ({_both(intensity)})"
 
 
-def _traffic(dram: Change, flop: Change, l2: Change | None) -> str:
+def _traffic(dram: Change, flop: Change, l2: Change | None, *, same_width: bool) -> str:
     """What a telling change of DRAM bytes means, beside FLOP and L2 bytes."""
     if flop.fraction is None or dram.fraction is None:
         return ""
     more = dram.fraction > 0
     if _telling(flop):
-        if abs((1 + dram.fraction) / (1 + flop.fraction) - 1) > _TELLING:
+        if not same_width or abs((1 + dram.fraction) / (1 + flop.fraction) - 1) > _TELLING:
             return ""
         return f", as did FLOP: {'more' if more else 'less'} of the same work"
     stayed = f"FLOP {'hardly changed' if flop.notable else 'stayed'}"
@@ -122,6 +147,8 @@ def _traffic(dram: Change, flop: Change, l2: Change | None) -> str:
             f", {stayed} and so did L2 bytes: the same traffic reached L2, and "
             f"{'less' if more else 'more'} of it was found there"
         )
+    if not same_width:
+        return f", {stayed}"
     cause = (
         "more passes over memory (less fusion, extra copies or casts)"
         if more

@@ -8,7 +8,7 @@ from typing import Final
 
 from roofprobe.compare.change import Change, signed
 from roofprobe.compare.comparison import Comparison
-from roofprobe.compare.quantities import PATHS, QUANTITIES, known
+from roofprobe.compare.quantities import IDLE, PATHS, QUANTITIES, known
 from roofprobe.errors import UsageError
 from roofprobe.units import percent
 
@@ -86,6 +86,11 @@ def _gate(text: str) -> Gate:
             "dram_bytes>+2%; several are separated by commas"
         )
     quantity, sign, limit = (part.strip() for part in found.groups())
+    if quantity == IDLE:
+        raise UsageError(
+            f"{asked}: {IDLE} is a share of the step, and of the difference of two times a "
+            "percentage says little: gate busy_time or step_time instead"
+        )
     if not known(quantity) and _METRIC.fullmatch(quantity) is None:
         raise UsageError(
             f"{asked}: there is no quantity {quantity[:80]!r}; there are {', '.join(QUANTITIES)}, "

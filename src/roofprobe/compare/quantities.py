@@ -7,7 +7,7 @@ from typing import Final
 
 from roofprobe import metrics
 from roofprobe.compare.change import Change, Kind
-from roofprobe.derive import Figure, figures
+from roofprobe.derive import Figure, figures, own_rows
 from roofprobe.errors import UsageError
 from roofprobe.record import Measurement
 
@@ -156,7 +156,7 @@ def _same_parts(quantity: str, before: Measurement, after: Measurement) -> bool:
 
 def _parts(quantity: str, record: Measurement) -> set[str]:
     """The counters that a sum is made of."""
-    rows = metrics.rows(record.metrics)
+    rows = own_rows(record)
     parts: set[str] = set()
     if quantity == "flop" or quantity in INTENSITY.values():
         parts |= {

@@ -26,7 +26,8 @@ What the figures do not mean:
       shows. Kernels that bypass the dispatcher (raw Triton or CUDA launches, CUDA graph replays)
       and other threads' work are invisible; autograd's threads are seen.
     * Operators whose FLOP or bytes could not be told are named in
-      ``AnalyticBackend.uncounted_ops``.
+      ``AnalyticBackend.uncounted_ops``, and what misses one has no value. A step without a single
+      operator has none at all: its work went past the dispatcher, if there was any.
 """
 
 from collections import Counter, defaultdict
@@ -49,6 +50,10 @@ from roofprobe.metrics import ANALYTIC, ANALYTIC_PREFIX
 
 _READ: Final = f"{ANALYTIC_PREFIX}bytes_read.sum"
 _WRITE: Final = f"{ANALYTIC_PREFIX}bytes_write.sum"
+_EVERYTHING: Final = frozenset(metric.name for metric in ANALYTIC)
+_BYTES: Final = frozenset((_READ, _WRITE))
+_FLOP: Final = _EVERYTHING - _BYTES
+_NOTHING: Final[frozenset[str]] = frozenset()
 _PRECISIONS: Final = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -73,9 +78,20 @@ _MOVES_NOTHING: Final = ("empty", "new_empty", "_empty", "_efficientzerotensor",
 _MATRIX_WORK_WITHOUT_FORMULA: Final = (
     "_cdist", "_cudnn_rnn", "_fft_", "_grouped_mm", "_linalg", "_scaled_grouped_mm",
     "_sparse_addmm", "_sparse_mm", "_sparse_semi_structured", "_sparse_sparse", "_trilinear",
-    "_weight_int", "addbmm", "linalg_", "miopen_rnn", "mkldnn_rnn", "sparse_sampled",
+    "_weight_int", "addbmm", "cholesky", "geqrf", "linalg_", "lu_solve", "miopen_rnn",
+    "mkldnn_convolution", "mkldnn_linear", "mkldnn_rnn", "ormqr", "sparse_sampled",
+    "triangular_solve",
 )
+_NO_MATRIX_WORK: Final = ("linalg_cross", "linalg_vector_norm", "linalg__powsum")
 # fmt: on
+_BUILTIN: Final = ("aten", "prim", "prims")
+# What other processes' data go through: at most a sum, which is no FLOP here either.
+_COMMUNICATION: Final = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+_UNSEEN: Final = (
+    "no PyTorch operator ran in the step's own thread: what other threads, CUDA graphs and "
+    "kernels launched past PyTorch do is not seen, so this is a gap and no 0"
+)
 
 
 def _conv_backward_flop(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
@@ -140,7 +156,8 @@ def _rule(op: OpOverload[..., Any]) -> _Rule:
             written |= {position, argument.name}
             if argument.is_out:
                 unread |= {position, argument.name}
-    builtin = op.namespace in ("aten", "prim", "prims")
+    builtin = op.namespace in _BUILTIN
+    matrix = name.startswith(_MATRIX_WORK_WITHOUT_FORMULA) and not name.startswith(_NO_MATRIX_WORK)
     return _Rule(
         # TorchScript's own "prim" operators are unknown to the dispatcher.
         composite=op.namespace != "prim"
@@ -152,7 +169,7 @@ def _rule(op: OpOverload[..., Any]) -> _Rule:
         moves=not name.startswith(_MOVES_NOTHING) and torch.Tag.inplace_view not in op.tags,
         inspects=name in _READ_ONLY,
         lookup=builtin and name in _LOOKUPS,
-        opaque=not builtin or name.startswith(_MATRIX_WORK_WITHOUT_FORMULA),
+        opaque=matrix if builtin else op.namespace not in _COMMUNICATION,
     )
 
 
@@ -219,12 +236,22 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.regions: dict[int, dict[str, float]] = {}
+        self.gaps: defaultdict[int, set[str]] = defaultdict(set)  # metrics that miss an operator
         self.enter(0)
         self.uncounted: Counter[str] = Counter()
+        self.idle = True  # nothing was dispatched so far
 
     def enter(self, region: int) -> None:
         """What is dispatched from here on belongs to a region."""
         self.values = self.regions.setdefault(region, {metric.name: 0.0 for metric in ANALYTIC})
+        self.missing = self.gaps[region]
+
+    def counts(self, region: int) -> dict[str, float | None]:
+        """Sums of a region by metric; None for one that misses an operator."""
+        gaps = _EVERYTHING if self.idle else self.gaps[region]
+        return {
+            name: None if name in gaps else value for name, value in self.regions[region].items()
+        }
 
     def __torch_dispatch__(
         self,
@@ -234,6 +261,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        self.idle = False
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a wrapper tensor calls plain operators, which come back here
         rule = _rule(func) if isinstance(func, OpOverload) else _HIGHER_ORDER
@@ -241,19 +269,23 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         result = func(*args, **kwargs)
+        # Formulas are anybody's code, and an observer must not break the step.
         try:
-            self._count(func, rule, args, kwargs, result)
-        except Exception:  # formulas are anybody's code, and an observer must not break the step
+            self._count_bytes(rule, args, kwargs, result)
+            missed = _NOTHING
+        except Exception:
+            missed = _BYTES
+        try:
+            missed |= self._count_flop(func, rule, args, kwargs, result)
+        except Exception:
+            missed |= _FLOP
+        if missed:
+            self.missing |= missed
             self.uncounted[str(func)] += 1
         return result
 
-    def _count(
-        self,
-        func: Any,
-        rule: _Rule,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: object,
+    def _count_bytes(
+        self, rule: _Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: object
     ) -> None:
         arguments = [
             (key, list(_tensors(value))) for key, value in chain(enumerate(args), kwargs.items())
@@ -272,18 +304,31 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.values[_READ] += bytes_read
             self.values[_WRITE] += bytes_written
 
+    def _count_flop(
+        self,
+        func: Any,
+        rule: _Rule,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: object,
+    ) -> frozenset[str]:
+        """Adds an operator's FLOP; the metric that misses them where there is no formula."""
         target = getattr(func, "_overloadpacket", func)
         formula = _FORMULAS.get(target) or flop_registry.get(target)
-        dtype = next((t.dtype for t in operands if t.is_floating_point() or t.is_complex()), None)
-        if formula is not None and dtype is not None:
-            if any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args):
-                raise NotImplementedError("the formulas are for dense operands")
-            flop = formula(*args, **kwargs, out_val=result)
-            flop *= _COMPLEX_WEIGHT if dtype.is_complex else 1
-            path = _PRECISIONS.get(dtype.to_real(), "other")
-            self.values[f"{ANALYTIC_PREFIX}flop_{path}.sum"] += flop
-        elif formula is None and rule.opaque and operands:
-            self.uncounted[str(func)] += 1
+        if formula is None and not rule.opaque:
+            return _NOTHING
+        operands = list(_tensors([*args, *kwargs.values()]))
+        tensors = chain(operands, _tensors(result) if operands else ())
+        dtype = next((t.dtype for t in tensors if t.is_floating_point() or t.is_complex()), None)
+        if dtype is None:
+            return _NOTHING  # work on integers is no FLOP
+        metric = f"{ANALYTIC_PREFIX}flop_{_PRECISIONS.get(dtype.to_real(), 'other')}.sum"
+        sparse = any(isinstance(arg, Tensor) and arg.layout is not torch.strided for arg in args)
+        if formula is None or sparse:  # formulas are for dense operands
+            return frozenset((metric,))
+        flop = formula(*args, **kwargs, out_val=result)
+        self.values[metric] += flop * (_COMPLEX_WEIGHT if dtype.is_complex else 1)
+        return _NOTHING
 
 
 class AnalyticBackend:
@@ -330,9 +375,9 @@ class AnalyticBackend:
 
     def collect(self) -> RoundCounters:
         """FLOP by operand type and bytes (byte) of the latest pass."""
-        return RoundCounters(
-            values=dict(self._counter.values), reasons={}, warnings=tuple(self._warnings())
-        )
+        values, why = self._counter.counts(0), self._why()
+        reasons = {name: why for name, value in values.items() if value is None and why is not None}
+        return RoundCounters(values, reasons, warnings=(why,) if why is not None else ())
 
     def open_regions(self, switches: int) -> None:
         """As ``open``."""
@@ -350,12 +395,19 @@ class AnalyticBackend:
 
     def collect_regions(self) -> RegionCounters:
         """FLOP by operand type and bytes (byte) of the latest pass, by region."""
-        return RegionCounters({key: dict(values) for key, values in self._counter.regions.items()})
+        values = {region: self._counter.counts(region) for region in self._counter.regions}
+        why = self._why()
+        missing = {name for one in values.values() for name, value in one.items() if value is None}
+        return RegionCounters(values, dict.fromkeys(missing, why) if why is not None else {})
 
-    def _warnings(self) -> Iterator[str]:
-        if self.uncounted_ops:
-            named = ", ".join(f"{name} ({times})" for name, times in self.uncounted_ops.items())
-            yield f"operators without a FLOP formula count as bytes only: {named}"
+    def _why(self) -> str | None:
+        """What keeps the latest pass's counts from being whole; None where nothing does."""
+        if self._counter.idle:
+            return _UNSEEN
+        if not self.uncounted_ops:
+            return None
+        named = ", ".join(f"{name} ({times})" for name, times in self.uncounted_ops.items())
+        return f"operators without a FLOP formula, or whose bytes could not be told: {named}"
 
     def close(self) -> None:
         """Stops counting where a pass is still open."""

@@ -5,6 +5,7 @@ Every pass opens with an empty throw-away range, because the first range after a
 high (docs/design.md, "Throw-away range"), and ranges of one name would be added up.
 """
 
+import difflib
 import math
 import os
 import threading
@@ -23,6 +24,7 @@ from roofprobe.errors import (
     RecordError,
     SharedDeviceError,
     UnknownMetricError,
+    UnsupportedDeviceError,
 )
 
 SOURCE: Final = "cupti"
@@ -122,9 +124,23 @@ def evaluator(chip: str) -> _native.HostEvaluator:
     Raises:
         UnsupportedDeviceError: the chip is unknown to this libcupti or has no range profiler.
     """
-    load()
+    known = supported_chips()
+    if chip not in known:
+        raise UnsupportedDeviceError(
+            f"CUPTI {cupti_version()} knows no chip {chip!r}: {_other_chip(chip, known)}"
+        )
     with _translated(f"chip {chip}"):
         return _native.HostEvaluator(chip)
+
+
+def _other_chip(chip: str, known: Sequence[str]) -> str:
+    """What to do about an unknown name."""
+    close = difflib.get_close_matches(chip.upper(), known, n=1)
+    return (
+        (f"did you mean {close[0]}? " if close else "")
+        + "`roofprobe metrics` lists those that it knows; a newer GPU needs a newer PyTorch, which "
+        "brings a newer libcupti"
+    )
 
 
 def chip_of(device: int) -> str:

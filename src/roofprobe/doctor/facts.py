@@ -325,8 +325,8 @@ def listed_gpus(text: str) -> tuple[Gpu, ...]:
 
 def mig_instances(text: str) -> Mapping[str, str]:
     """MIG instances in the output of ``nvidia-smi -L``: bare UUID -> profile."""
-    # Drivers before 470 name them by their GPU: MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
-    rows = re.findall(r"^\s*MIG\s+(\S+)\s+Device\s.*MIG-(?:GPU-)?([0-9a-f/-]+)\)", text, re.M)
+    # Drivers before 470 named them otherwise, and no PyTorch that roofprobe works with runs there.
+    rows = re.findall(r"^\s*MIG\s+(\S+)\s+Device\s.*MIG-([0-9a-f-]+)\)", text, re.M)
     return {uuid: profile for profile, uuid in rows}
 
 

@@ -43,5 +43,4 @@ def judge(facts: Facts) -> tuple[Finding, ...]:
 def may_measure(facts: Facts) -> bool:
     """Whether a self-test can be tried: CUPTI opens the GPU's counters, and they are ours alone."""
     granted = facts.gpu is not None and facts.gpu.granted is True
-    shared = any(finding.status == "fail" for finding in others.mps(State(facts)))
-    return facts.probe_failure is None and granted and not shared
+    return facts.probe_failure is None and granted and not State(facts).shared

@@ -29,25 +29,19 @@ _INJECTORS: Final = re.compile(
 
 def mps(state: State) -> Iterator[Finding]:
     """Whether counts would be those of several processes."""
-    host = state.facts.host
-    if any(name.startswith(refusals.MPS_PROCESS) for name in host.processes):
-        text = "the Multi-Process Service runs here: counters would add up what all its clients do"
-    elif host.mps_pipe is not None:
-        text = (
-            f"{host.mps_pipe} leads to a Multi-Process Service: counters would add up what all its "
-            "clients do"
-        )
-    else:
+    if not state.mps:
         yield ok("MPS", "not in use")
         return
-    if host.environment.get(refusals.MPS_ALLOWED) == "1":
+    pipe = state.facts.host.mps_pipe
+    text = refusals.MPS_SHARED + (f"; its daemon listens at {pipe}" if pipe is not None else "")
+    if state.shared:
+        yield fail("MPS", text, refusals.MPS_FIX)
+    else:
         yield warn(
             "MPS",
             f"{text}; {refusals.MPS_ALLOWED}=1 has them taken, and marked as shared",
             "make sure that this process is its one client",
         )
-    else:
-        yield fail("MPS", text, refusals.MPS_FIX)
 
 
 def other_profilers(state: State) -> Iterator[Finding]:

@@ -33,6 +33,18 @@ class State:
         return any(refusal is not None and refusal.of_wsl for refusal in found)
 
     @property
+    def mps(self) -> bool:
+        """CUDA's Multi-Process Service serves this process, as far as a container shows it."""
+        host = self.facts.host
+        seen = any(name.startswith(refusals.MPS_PROCESS) for name in host.processes)
+        return seen or host.mps_pipe is not None
+
+    @property
+    def shared(self) -> bool:
+        """Counters would be those of several processes, and nobody has said to take them so."""
+        return self.mps and self.facts.host.environment.get(refusals.MPS_ALLOWED) != "1"
+
+    @property
     def usable(self) -> bool:
         """The driver answers, or a GPU was seen."""
         return self.facts.software.cuda_driver is not None or bool(self.facts.gpus)

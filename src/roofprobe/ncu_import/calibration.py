@@ -4,13 +4,14 @@ import difflib
 import json
 import math
 from array import array
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
 from roofprobe import metrics
 from roofprobe.errors import RecordError
+from roofprobe.ncu_import.launches import Launches
 from roofprobe.ncu_import.totals import Term, Terms
 
 # A counter counts an FMA as two or as one; padding of odd sizes adds a little.
@@ -97,29 +98,33 @@ class Calibration:
             f"the tensor operations of the calibration kernel {self.kernel!r} are unknown: {why}"
         )
 
-    def apply(self, parts: Terms) -> float:
-        """Scales all tensor terms in place, leaves the kernel's own launches out, gives the scale.
+    def apply(self, launches: Launches, build: Callable[[], Terms]) -> Terms:
+        """Leaves the kernel's own launches out, and scales the tensor terms of all others.
+
+        Args:
+            launches: Of all files; those of the kernel are taken out.
+            build: Gives the terms of the launches that there are.
 
         Raises:
             RecordError: see ``scale``.
         """
-        scale = self.scale(parts)
+        scale = self.scale(build())
+        count = launches.leave_out(self.kernel)
+        # Sums over no launch would be zeros.
+        parts = build() if len(launches) else self._alone()
+        parts.scale = scale
         for index, term in enumerate(parts.items):
-            tensor = term.figure[1].startswith("tensor")
-            own = {i for i, title in enumerate(term.titles) if title == self.kernel}
-            values = array(
-                "d",
-                [
-                    0.0 if name in own else value * scale if tensor else value
-                    for name, value in zip(term.names, term.values, strict=True)
-                ],
-            )
-            parts.items[index] = Term(term.figure, values, term.names, term.titles, term.source)
-        if all(term.titles[name] == self.kernel for term in parts.items for name in term.names):
-            # Sums over no launch would be zeros.
-            parts.items.clear()
-            figures = ("flop.total", "time_s", *(f"byte.{level}" for level in metrics.LEVELS))
-            parts.reasons |= dict.fromkeys(
-                figures, f"the files hold no kernel but {self.kernel}, which is in no total"
-            )
-        return scale
+            if term.figure[1].startswith("tensor"):
+                values = array("d", [value * scale for value in term.values])
+                parts.items[index] = replace(term, values=values)
+        parts.warnings.insert(
+            0,
+            f"{count} launches of {self.kernel} settled the tensor counter's scale ({scale:g}) "
+            "and are left out of every total",
+        )
+        return parts
+
+    def _alone(self) -> Terms:
+        figures = ("flop.total", "time_s", *(f"byte.{level}" for level in metrics.LEVELS))
+        why = f"the files hold no kernel but {self.kernel}, which is in no total"
+        return Terms(reasons=dict.fromkeys(figures, why))

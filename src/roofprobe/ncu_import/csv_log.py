@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from roofprobe.errors import RecordError
-from roofprobe.ncu_import import rows
+from roofprobe.ncu_import import ranks, rows
 from roofprobe.ncu_import.launches import Launches, Owner, Sink
 from roofprobe.ncu_import.rows import Fragment, Header
 
@@ -37,6 +37,7 @@ _KEYS: Final = (
 )
 _NUMBERS: Final = ("ID", "Process ID", "Context", "Stream")
 _LONG: Final = ("Metric Name", "Metric Unit", "Metric Value")
+_FLOAT: Final = re.compile(r"([0-9]+)\.0")
 _FEWEST: Final = 4  # fields that make a row of a line that nothing else shows to be one
 
 
@@ -48,12 +49,14 @@ class Layout(Protocol):
         rows: Rows so far.
         start: Where in its line the header starts.
         torn: Parts of rows that shared a line with a whole row.
+        form: What tells how a row reads: the names of its columns, and their units.
     """
 
     last: int | None
     rows: int
     start: int
     torn: list[Fragment]
+    form: tuple[tuple[str, ...], ...]
 
     @property
     def hindrance(self) -> str | None:
@@ -126,6 +129,7 @@ class _Base:
         self.start = header.start
         self.torn: list[Fragment] = []
         self._names = names = header.names
+        self.form: tuple[tuple[str, ...], ...] = (tuple(names),)
         self._width = len(names)
         self._delimiter = header.delimiter
         self._launches = launches
@@ -156,7 +160,7 @@ class _Base:
         self._put(fields)
         while self._rest:
             rest, self._rest = self._rest, ""
-            more = self._fields(rest)
+            more = self._salvaged(rest)
             if more is not None:
                 self._put(more)
             else:
@@ -171,7 +175,10 @@ class _Base:
             if len(fields) <= self._id or not self._fits(fields):
                 continue
             if len(fields) > max(self._process, 1):
-                return self._of(fields)
+                found = self._of(fields)
+                # A program can print two or three fields, too: whole ones, and of no process.
+                own = len(fields) < _FEWEST and line[end:] in ("\n", "\r\n")
+                return None if own and not self._launches.has_process(found.process) else found
             if re.fullmatch(r'"[0-9]*' + ".*" * final, text[end + 1 :]):
                 return Fragment(None, rows.ident(fields[self._id]))
         bare = self._bare(text, final and text == line) if self._quoted is not True else None
@@ -227,20 +234,39 @@ class _Base:
             fields = rows.split(line, self._delimiter)
             if len(fields) == self._width and fields[self._id].strip().isdecimal():
                 return [field.strip() for field in fields]
-        return self._salvaged(line)
+        return self._salvaged(line) or self._from_floats(line)
 
     def _salvaged(self, line: str) -> list[str] | None:
         """The fields of a row that has other text before or behind it."""
+        torn: list[Fragment] = []
         for start in rows.starts(line):
             fields, end = rows.fields_at(line, start, self._delimiter, self._width)
-            if len(fields) == self._width and self._fits(fields):
+            if len(fields) < self._width or not self._fits(fields):
+                continue
+            if rows.is_torn(line, end):
+                torn.append(self._of(fields))
+            else:
                 self._quoted = True
-                if start:
+                self.torn += torn
+                if start and not torn:
                     self._tear(line[:start])
                 if next(rows.starts(line[end:]), None) is not None:
                     self._rest = line[end:]
                 return fields
+        self.torn += torn[1:]  # the first is the line's own, see ``fragment``
         return None
+
+    def _from_floats(self, line: str) -> list[str] | None:
+        """The fields of a row whose numbers pandas took for floats: its ID is 0.0, not 0."""
+        fields = rows.split(line, self._delimiter) if line.endswith(("\n", '"')) else []
+        if len(fields) != self._width or not _FLOAT.fullmatch(fields[self._id].strip()):
+            return None
+        fields = [field.strip() for field in fields]
+        for name in (*_NUMBERS, "Device"):
+            place = self._at.get(name)
+            if place is not None and (found := _FLOAT.fullmatch(fields[place])):
+                fields[place] = found[1]
+        return fields
 
     def _tear(self, text: str) -> None:
         """Keeps what else of a row was on a row's line."""
@@ -256,7 +282,7 @@ class _Base:
                 process=self._cell(fields, "Process ID") or "",
                 device=self._cell(fields, "Device"),
                 context=self._cell(fields, "Context") or "",
-                compute_capability=self._cell(fields, "CC"),
+                compute_capability=rows.capability(self._cell(fields, "CC")),
                 host=self._cell(fields, "Host Name") or "",
             )
             nvtx = (range_name(fields[index]) for index in self._nvtx if fields[index].strip())
@@ -323,17 +349,29 @@ class _Wide(_Base):
 
     def take(self, line: str) -> bool:
         if self._sinks is not None:
-            return super().take(line)
+            return super().take(line) or self._again(line)
         # Without its unit a number may be off by any power of ten, so no row comes before it.
         units = self._units(line)
         if units is not None:
             self._sinks = self._columns(units)
+            self.form = (*self.form, tuple(units))
         return units is not None
 
     def fragment(self, line: str, *, final: bool) -> Fragment | None:
         if final and self._sinks is None and line.startswith('""'):
             return Fragment(None, None)  # of the row of units
         return super().fragment(line, final=final)
+
+    def _again(self, line: str) -> bool:
+        """Reads a second row of units; False for any other line.
+
+        Raises:
+            RecordError: its units are others.
+        """
+        units = self._units(line)
+        if units is not None and tuple(units) != self.form[-1]:
+            raise ranks.mixed("units")
+        return units is not None
 
     def _units(self, line: str) -> list[str] | None:
         """The units of the columns, None for a line that is not the row of units."""

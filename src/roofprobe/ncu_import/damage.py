@@ -64,7 +64,7 @@ class Damage:
         amid: list[Fragment] = []
         at_end: list[Fragment] = []
         unclear = False
-        known = _by_ident(launches) if self._found else {}
+        known = launches.by_ident() if self._found else {}
         for fragment, place in self._found.items():
             final = place == (table, table.rows)
             self.cut = self.cut or final
@@ -74,21 +74,24 @@ class Damage:
             elif launch is None:
                 (at_end if final else amid).append(fragment)
             elif final:
-                doomed.update(_from(launch, launches))
+                if launch not in doomed:  # else those behind it are, too
+                    doomed.update(_from(launch, launches))
             else:
                 hurt.add(launch)
         last = table.last
         broken = table.unfinished or (unclear and len(launches) == 1)
-        if last is not None and (broken or launches.lacks(last)):
-            doomed.add(last)
-            self.cut = self.cut or last not in hurt
+        ends = _broken_off(launches, last)
+        if last is not None and broken:
+            ends.add(last)
+        doomed |= ends
+        self.cut = self.cut or not ends <= hurt
         if doomed and len(doomed) == len(launches):
             where = "inside its only launch" if len(doomed) == 1 else "before any launch is whole"
             raise RecordError(f"{_CUT} {where}: nothing complete is left")
         describe = launches.describe
-        ends = [*map(describe, sorted(doomed - hurt)), *map(_called, at_end)]
-        if ends:
-            self.warnings.append(f"{_CUT}: {_listed(ends)} incomplete and {_LEFT_OUT}")
+        left_out = [*map(describe, sorted(doomed - hurt)), *map(_called, at_end)]
+        if left_out:
+            self.warnings.append(f"{_CUT}: {_listed(left_out)} incomplete and {_LEFT_OUT}")
         elif unclear and last is not None:
             self.warnings.append(f"{_CUT} after {describe(last)}")
         torn = [*map(describe, sorted(doomed & hurt)), *map(_called, amid)]
@@ -98,8 +101,8 @@ class Damage:
         if partial:
             self.warnings.append(f"damaged rows: {_listed(partial)} without some of the metrics")
         self._find_gaps(launches, [*amid, *at_end])
-        for launch in sorted(doomed, reverse=True):
-            launches.drop(launch)
+        if doomed:
+            launches.select([i for i in range(len(launches)) if i not in doomed])
 
     def compare(self, profiled: int, launches: Launches) -> None:
         """Warns where ncu says that it profiled more than the file has rows for."""
@@ -125,7 +128,7 @@ class Damage:
         if not _gaps(ident for idents in of_process.values() for ident in idents):
             return
         missing = [
-            f"{_named(first, process)}{f' to {last}' if last > first else ''}"
+            _named(first, process, last)
             for process, idents in of_process.items()
             for first, last in _gaps(idents)
         ]
@@ -147,13 +150,6 @@ def _gaps(idents: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _by_ident(launches: Launches) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for launch in range(len(launches)):
-        found.setdefault(launches.ident(launch), []).append(launch)
-    return found
-
-
 def _launch_of(
     fragment: Fragment, known: dict[int, list[int]], launches: Launches, last: int | None
 ) -> int | None:
@@ -166,6 +162,15 @@ def _launch_of(
         if fragment.process in (None, launches.owners[launches.owner[launch]].process)
     ]
     return last if last in found else found[-1] if found else None
+
+
+def _broken_off(launches: Launches, last: int | None) -> set[int]:
+    """Launches at which a process breaks off; ranks that share a log end at different places."""
+    processes = launches.by_process().values()
+    ends = {of[-1] for of in processes if launches.lacks(of[-1], of)}
+    if last is not None and last not in ends and launches.lacks(last, range(len(launches))):
+        ends.add(last)
+    return ends
 
 
 def _from(launch: int, launches: Launches) -> list[int]:
@@ -181,8 +186,10 @@ def _from(launch: int, launches: Launches) -> list[int]:
     ]
 
 
-def _named(ident: int, process: str | None) -> str:
-    return f"launch {ident}" + (f" of process {process}" if process else "")
+def _named(ident: int, process: str | None, last: int | None = None) -> str:
+    several = last is not None and last > ident
+    which = f"launches {ident} to {last}" if several else f"launch {ident}"
+    return which + (f" of process {process}" if process else "")
 
 
 def _called(fragment: Fragment) -> str:

@@ -2,9 +2,11 @@
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,54 +186,29 @@ def import_files(
         RecordError: a file cannot be read, or the files do not belong together.
     """
     contents = [reader.read(path, number_format) for path in paths]
-    skipped = sum(content.foreign for content in contents)
     messages = [content.messages for content in contents]
-    warnings = [
-        text if len(contents) == 1 else f"{content.path.name}: {text}"
-        for content in contents
-        for text in (*content.warnings, *content.messages.notes())
-    ]
-    failed = tuple(dict.fromkeys(name for message in messages for name in message.failed))
     for content in contents:
         _drop_uncounted(content)
     work = merge.merge(contents)
     launches = work.launches
     capabilities = _capabilities(launches, gpu, compute_capability)
     told = {name: why for message in messages for name, why in message.missing.items()}
-    parts = totals.terms(work, compute_capability, told)
-    scale = calibration.apply(parts) if calibration is not None else None
-    left_out = 0
-    if calibration is not None:
-        left_out = sum(launches.titles[name] == calibration.kernel for name in launches.names)
-        warnings.append(
-            f"{left_out} launches of {calibration.kernel} settled the tensor counter's scale "
-            f"({scale:g}) and are left out of every total"
-        )
-    unavailable = _unavailable(launches, told)
-    warnings += [*work.warnings, *parts.warnings]
+    build = partial(totals.terms, work, compute_capability, told)
+    parts = calibration.apply(launches, build) if calibration is not None else build()
+    unavailable = _unavailable(launches, {**launches.unusable, **parts.unusable}, told)
     reasons = dict(parts.reasons)
-    whole = _whole(work, parts, len(launches) - left_out, reasons, warnings, unavailable)
-    streams = launches.overlapping()
-    if streams > 1 and whole.time_s is not None:
-        warnings.append(
-            f"launches on one device are of {streams} streams, and ncu replayed them one by one: "
-            "time_s adds up what may have run at the same time, so flop_per_s is no rate of the "
-            "step; take the step's time from a run without ncu"
-        )
+    warnings = [*_said(contents), *work.warnings, *parts.warnings]
+    whole = _whole(work, parts, reasons, warnings, unavailable)
     owners = _by_owner(launches, parts) if work.paired else ()
-    if len(owners) > 1:
-        warnings.append(
-            f"{len(owners)} devices or processes: time_s adds up what may have run at the same "
-            f"time; {_job_roof(launches)}"
-        )
+    warnings += _time_notes(launches, whole, len(owners))
     ranges, steady = _ranges(launches, parts, warnings) if work.paired else ((), None)
     return Imported(
         files=tuple(path.name for path in paths),
         gpu=gpu,
         compute_capabilities=capabilities,
         whole=whole,
-        kernels=_kernels(launches, parts, calibration),
-        parts=owners if len(owners) > 1 else (),
+        kernels=_kernels(launches, parts),
+        parts=owners,
         ranges=ranges,
         steady=steady,
         processes=_distinct(owner.process for owner in launches.owners),
@@ -239,12 +216,36 @@ def import_files(
         upper_bound=tuple(parts.upper_bound),
         unavailable=unavailable,
         reasons=reasons,
-        skipped_lines=skipped,
-        failed_kernels=failed,
+        skipped_lines=sum(content.foreign for content in contents),
+        failed_kernels=tuple(dict.fromkeys(name for each in messages for name in each.failed)),
         counters=_counters(launches),
         warnings=tuple(dict.fromkeys(warnings)),
-        tensor_scale=scale,
+        tensor_scale=parts.scale,
     )
+
+
+def _said(contents: Sequence[reader.Content]) -> Iterator[str]:
+    """What each file has to warn of, with its name where there are several."""
+    for content in contents:
+        where = f"{content.path.name}: " if len(contents) > 1 else ""
+        for text in (*content.warnings, *content.messages.notes()):
+            yield where + text
+
+
+def _time_notes(launches: Launches, whole: Kernel, owners: int) -> Iterator[str]:
+    """Warns where the sum of durations is not how long it took."""
+    streams = launches.overlapping()
+    if streams > 1 and whole.time_s is not None:
+        yield (
+            f"launches on one device are of {streams} streams, and ncu replayed them one by one: "
+            "time_s adds up what may have run at the same time, so flop_per_s is no rate of the "
+            "step; take the step's time from a run without ncu"
+        )
+    if owners:
+        yield (
+            f"{owners} devices or processes: time_s adds up what may have run at the same time; "
+            f"{_job_roof(launches)}"
+        )
 
 
 def _capabilities(launches: Launches, gpu: str | None, named: str | None) -> tuple[str, ...]:
@@ -260,21 +261,29 @@ def _capabilities(launches: Launches, gpu: str | None, named: str | None) -> tup
 def _drop_uncounted(content: reader.Content) -> None:
     """Takes zeros for no count in launches over which ncu made no pass."""
     launches = content.launches
-    for ident, kernel in content.messages.uncounted:
-        for launch, name in enumerate(launches.names):
-            if launches.ident(launch) == ident and kernel in launches.titles[name]:
+    uncounted = content.messages.uncounted
+    known = launches.by_ident() if uncounted else {}
+    for ident, kernel in uncounted:
+        # The name alone, or as mangled names have it: behind its length.
+        bare = re.escape(kernel)
+        named = re.compile(rf"(?<!\w){bare}(?!\w)|(?<![0-9]){len(kernel)}{bare}")
+        for launch in known.get(ident, ()):
+            if named.search(launches.titles[launches.names[launch]]):
                 for column in launches.columns:
                     column.refuse_zero(launch, "0 in the file, and ncu made 0 passes: not counted")
 
 
-def _unavailable(launches: Launches, told: Mapping[str, str]) -> dict[str, str]:
+def _unavailable(
+    launches: Launches, unusable: Mapping[str, str], told: Mapping[str, str]
+) -> dict[str, str]:
     """Metrics without a number in some launch, and why.
 
     Args:
         launches: Of all files.
+        unusable: Why values cannot be used.
         told: Reasons that ncu itself gave.
     """
-    found = {**told, **launches.unusable}
+    found = {**told, **unusable}
     count = len(launches)
     for column in launches.columns:
         if column.meaning is None:
@@ -292,12 +301,12 @@ def _unavailable(launches: Launches, told: Mapping[str, str]) -> dict[str, str]:
 def _whole(
     work: merge.Workload,
     parts: Terms,
-    count: int,
     reasons: dict[str, str],
     warnings: list[str],
     unavailable: Mapping[str, str],
 ) -> Kernel:
     sums = totals.summed(parts.items)
+    count = len(work.launches)
     whole = _figures("", count, sums)
     if whole.sm_clock_hz is None:
         cycles, seconds = (sums.get(("clock", unit), 0.0) for unit in ("cycle", "second"))
@@ -308,7 +317,12 @@ def _whole(
                 "time_s may be"
             )
         else:
-            reasons["sm_clock_hz"] = "the files tell neither the SM clock nor cycles and their time"
+            source = next((t.source for t in parts.of("clock") if t.source in unavailable), None)
+            reasons["sm_clock_hz"] = (
+                f"{source}: {unavailable[source]}"
+                if source is not None
+                else "the files tell neither the SM clock nor cycles and their time"
+            )
     for term in parts.items:
         kind, part = term.figure
         key = "time_s" if kind == "time" else f"{kind}.{part}"
@@ -328,7 +342,7 @@ def _whole(
     levels = dict(whole.intensity_by_level)
     for level, value in levels.items():
         if value is None and parts.of("flop") and ("byte", level) in sums:
-            levels[level], launches = totals.covered(parts, level, len(work.launches))
+            levels[level], launches = totals.covered(parts, level, count)
             if levels[level] is not None:
                 warnings.append(
                     f"{level} intensity rests on {launches} of {count} launches, those that have "
@@ -365,20 +379,20 @@ def _clock(sums: Mapping[Figure, float]) -> float | None:
     return clock if clock is not None and totals.SLOWEST <= clock <= totals.FASTEST else None
 
 
-def _kernels(
-    launches: Launches, parts: Terms, calibration: Calibration | None
-) -> tuple[Kernel, ...]:
+def _kernels(launches: Launches, parts: Terms) -> tuple[Kernel, ...]:
     counts = Counter(launches.names)
     sums = totals.by_kernel(parts.items)
     return tuple(
         _figures(title, counts[index], sums.get(title, {}))
         for index, title in enumerate(launches.titles)
-        if counts[index] and not (calibration is not None and title == calibration.kernel)
     )
 
 
 def _by_owner(launches: Launches, parts: Terms) -> tuple[Kernel, ...]:
-    """One entry for each process and device; contexts of one process share the device."""
+    """One entry for each process and device, where there are several.
+
+    Contexts of one process share the device.
+    """
     members: dict[tuple[str, str, str | None], list[int]] = {}
     for launch, index in enumerate(launches.owner):
         owner = launches.owners[index]
@@ -475,6 +489,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _counters(launches: Launches) -> dict[str, float]:
+    if not len(launches):
+        return {}
     sums = {
         column.name: math.fsum(column.filled(len(launches)))
         for column in launches.columns

@@ -6,7 +6,7 @@ A column holds one metric of every launch.
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from roofprobe.errors import RecordError
@@ -66,6 +66,7 @@ class Column:
         self.names = names
         self.titles = titles
         self.scales: list[float] = []
+        self.doubted = False  # some value reads two ways
         # By launch, an index into ``scales``; what lies beyond its end is in the first of them.
         self._units = array("B")
 
@@ -199,7 +200,9 @@ class Sink:
             values[launch] = en
         else:
             self._launches.came_again(launch)
-            if values[launch] != en or self._scale < self._column.scale(launch):
+            # What reads two ways agrees or not only in the format that is found in the end.
+            open_ = en != de or self._column.doubted
+            if open_ or values[launch] != en or self._scale < self._column.scale(launch):
                 self._launches.repeat(self._index, launch, en, de, self._scale)
             return
         if self._unit:
@@ -225,6 +228,8 @@ class Sink:
             else:
                 en, de = en * self._scale, de * self._scale
                 reason = numerals.impossible(en)
+                if self._known.whole and en % 1 and reason is None:
+                    reason = "no whole number in the file, where a count belongs: a part is missing"
                 if reason is None:
                     return en, de
         self._column.reasons[reason] = self._column.reasons.get(reason, 0) + 1
@@ -391,6 +396,7 @@ class Launches:
 
     def doubt(self, column: int, launch: int, de: float) -> None:
         """Keeps the other reading of a number until the file's format is known."""
+        self.columns[column].doubted = True
         columns, launches, values = self._doubts
         columns.append(column)
         launches.append(launch)
@@ -430,13 +436,38 @@ class Launches:
         """A launch's ID."""
         return self._ids[launch]
 
-    def lacks(self, launch: int) -> bool:
-        """Whether a launch breaks off: it has only a part of what all others of its chip have.
+    def has_process(self, process: str | None) -> bool:
+        """Whether a launch of a process was seen."""
+        return any(owner.process == process for owner in self.owners)
+
+    def process(self, launch: int) -> tuple[str, str]:
+        """(host, process) of a launch."""
+        owner = self.owners[self.owner[launch]]
+        return owner.host, owner.process
+
+    def by_process(self) -> dict[tuple[str, str], list[int]]:
+        """(host, process) -> its launches, in order of appearance."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for launch in range(len(self)):
+            found.setdefault(self.process(launch), []).append(launch)
+        return found
+
+    def spans(self) -> dict[int, dict[tuple[str, str], tuple[int, int]]]:
+        """Number of a header -> (host, process) -> lowest and highest ID below it."""
+        found: dict[int, dict[tuple[str, str], tuple[int, int]]] = {}
+        for launch, (ident, table) in enumerate(zip(self._ids, self._tables, strict=True)):
+            here, who = found.setdefault(table, {}), self.process(launch)
+            low, high = here.get(who, (ident, ident))
+            here[who] = (min(low, ident), max(high, ident))
+        return found
+
+    def lacks(self, launch: int, others: Iterable[int]) -> bool:
+        """Whether a launch breaks off: it has only a part of what others of its chip all have.
 
         A launch with metrics of its own is another run's or another chip's, and no part.
         """
         chip = self._capability(launch)
-        peers = [i for i in range(len(self)) if i != launch and self._capability(i) == chip]
+        peers = [i for i in others if i != launch and self._capability(i) == chip]
         labels: dict[tuple[str, str], list[Column]] = {}
         for column in self.columns:
             labels.setdefault((column.key[0], column.key[-1]), []).append(column)
@@ -466,18 +497,49 @@ class Launches:
         """Whether a process has one ID at two times of day."""
         return len(set(zip(self.owner, self._ids, strict=True))) < len(self)
 
-    def drop(self, launch: int) -> None:
-        """Takes a launch out of every column. Call it after ``settle``."""
-        self.select([*range(launch), *range(launch + 1, len(self))])
+    def by_ident(self) -> dict[int, list[int]]:
+        """Launches by ID, which several processes can have."""
+        found: dict[int, list[int]] = {}
+        for launch, ident in enumerate(self._ids):
+            found.setdefault(ident, []).append(launch)
+        return found
 
     def select(self, order: Sequence[int]) -> None:
         """Keeps some launches, in a new order. Call it after ``settle``."""
         count = len(self)
-        by_launch = (self.owner, self.names, self.grids, self.ranges, self.streams)
-        for numbers in (*by_launch, self._ids, self._times, self._tables):
-            numbers[:] = array(numbers.typecode, [numbers[i] for i in order])
         for column in self.columns:
             column.select(order, count)
+        self._keep(order)
+
+    def leave_out(self, kernel: str) -> int:
+        """Takes out all launches of a kernel, and says how many; call it after ``settle``.
+
+        Columns of a run with another order lose the launches that this run calls so.
+        """
+        count = len(self)
+        runs = {id(column.names): column for column in self.columns}
+        kept = {
+            run: [i for i, name in enumerate(column.names) if column.titles[name] != kernel]
+            for run, column in runs.items()
+        }
+        for column in self.columns:
+            column.select(kept[id(column.names)], count)
+        for run, column in runs.items():
+            if column.names is not self.names:
+                _pick(column.names, kept[run])
+        self._keep([i for i, name in enumerate(self.names) if self.titles[name] != kernel])
+        return count - len(self)
+
+    def _keep(self, order: Sequence[int]) -> None:
+        """Keeps what is known of some launches, and of nothing that none of them has."""
+        for numbers in (self._ids, self._tables):
+            _pick(numbers, order)
+        _compact(order, self.owner, self.owners, self._owner_of)
+        _compact(order, self.names, self.titles, self._title_of)
+        _compact(order, self.grids, self.shapes, self._shape_of)
+        _compact(order, self.ranges, self.range_names, self._range_of)
+        _compact(order, self.streams, self.stream_names, self._stream_of)
+        _compact(order, self._times, self._time_names, self._time_of)
         self.again = {new for new, old in enumerate(order) if old in self.again}
         self._find = [{} for _ in self.owners]
         keys = zip(self.owner, self._ids, self._times, strict=True)
@@ -541,6 +603,24 @@ def _intern(item: _T, index: dict[_T, int], items: list[_T]) -> int:
         found = index[item] = len(items)
         items.append(item)
     return found
+
+
+def _pick(numbers: "array[int]", order: Sequence[int]) -> None:
+    """Keeps some numbers, in a new order."""
+    numbers[:] = array(numbers.typecode, [numbers[i] for i in order])
+
+
+def _compact(
+    order: Sequence[int], numbers: "array[int]", items: list[_T], index: dict[_T, int]
+) -> None:
+    """Keeps some launches' items, and of the items those that one of them has."""
+    _pick(numbers, order)
+    used = [number for number in dict.fromkeys(numbers) if number >= 0]
+    new = {-1: -1} | {old: place for place, old in enumerate(used)}
+    numbers[:] = array(numbers.typecode, [new[number] for number in numbers])
+    items[:] = [items[old] for old in used]
+    index.clear()
+    index.update((item, place) for place, item in enumerate(items))
 
 
 def _agree(first: float, second: float, *scales: float) -> bool:

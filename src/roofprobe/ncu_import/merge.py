@@ -20,8 +20,10 @@ from roofprobe.ncu_import.reader import Content
 
 # Two runs of one program never read the same time; beyond this they are not the same work.
 _NOTEWORTHY: Final = 0.05
-# Counts of what a program did, not of how it went: the same in every run.
+# Counts of what a program did, not of how it went: the same in every run. The work of some kernels
+# follows the data (max-pooling, backward), so steps of one program differ a little.
 _EXACT: Final = frozenset({"flop", "tensor", "pipe"})
+_FOLLOWS_DATA: Final = 0.02
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _ONE_BY_ONE: Final = "repeats of one run must be imported one by one"
@@ -173,10 +175,15 @@ def _check_parts(runs: Sequence[Content]) -> None:
 
 
 def _shorten(runs: Sequence[Content], warnings: list[str]) -> None:
-    """Where one run broke off, drops from the others what it does not have any more."""
-    shortest = min(len(run.launches) for run in runs)
-    if all(len(run.launches) == shortest for run in runs):
+    """Where one run broke off, drops from the others what it does not have any more.
+
+    A whole run of another length than the others is another workload, and stays as it is.
+    """
+    cut = {len(run.launches) for run in runs if run.cut}
+    whole = {len(run.launches) for run in runs if not run.cut}
+    if len(cut | whole) == 1 or len(whole) > 1 or max(cut) > min(whole, default=max(cut)):
         return
+    shortest = min(cut)
     for run in runs:
         run.launches.select(range(shortest))
     warnings.append(f"only the first {shortest} launches are complete in every file")
@@ -294,7 +301,7 @@ def _adopt(first: Content, other: Content, paired: bool, warnings: list[str]) ->
     """Moves the columns of another run to the first; metrics in both stay the first's.
 
     Raises:
-        RecordError: both have a count of work, and it differs.
+        RecordError: both have a count of work, and it differs by more than data explain.
     """
     known = {c.key: c for c in first.launches.columns if c.meaning is not None}
     for column in other.launches.columns:
@@ -307,26 +314,46 @@ def _adopt(first: Content, other: Content, paired: bool, warnings: list[str]) ->
             first.launches.columns.append(column)
             continue
         if column.meaning.kind in _EXACT and not column.meaning.per:
-            _check_work(first, other, twin, column, paired)
+            _check_work(first, other, twin, column, paired, warnings)
         elif column.meaning.kind != "hint":
             _compare(first, other, twin, column, warnings)
         _fill(twin, column, len(first.launches))
     first.launches.unusable.update(other.launches.unusable)
 
 
-def _check_work(first: Content, other: Content, ours: Column, theirs: Column, paired: bool) -> None:
+def _check_work(
+    first: Content,
+    other: Content,
+    ours: Column,
+    theirs: Column,
+    paired: bool,
+    warnings: list[str],
+) -> None:
     count = len(first.launches)
     mine, others = _counts(ours, count, paired), _counts(theirs, count, paired)
-    tolerance = max(ours.tolerance, theirs.tolerance)
-    for key, value in mine.items():
-        found = others[key]
-        if math.isnan(value + found) or math.isclose(value, found, rel_tol=tolerance):
-            continue
-        what = first.launches.describe(key) if isinstance(key, int) else key
+    key = max(mine, key=lambda key: _apart(mine[key], others[key]), default=None)
+    apart = _apart(mine[key], others[key]) if key is not None else 0.0
+    if apart <= max(ours.tolerance, theirs.tolerance):
+        return
+    what = first.launches.describe(key) if isinstance(key, int) else key
+    differ = f"{ours.name} of {what} is {shown(mine[key])} and {shown(others[key])}"
+    if apart > _FOLLOWS_DATA:
         raise RecordError(
             f"{first.path} and {other.path} did not do the same work, so their metrics do not "
-            f"belong together: {ours.name} of {what} is {shown(value)} and {shown(found)}"
+            f"belong together: {differ}; profile one run twice with the same seed and data, or "
+            "import each by itself"
         )
+    warnings.append(
+        f"{first.path.name} and {other.path.name} did not do quite the same work, as where it "
+        f"follows the data: {differ}, and nothing is further apart; the first is used"
+    )
+
+
+def _apart(ours: float, theirs: float) -> float:
+    """How far two counts are apart, as a fraction of the larger; 0 where one is not known."""
+    if math.isnan(ours + theirs) or ours == theirs:
+        return 0.0
+    return abs(ours - theirs) / max(abs(ours), abs(theirs))
 
 
 def _counts(column: Column, count: int, paired: bool) -> dict[Hashable, float]:

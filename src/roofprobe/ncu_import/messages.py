@@ -19,7 +19,7 @@ _MESSAGE: Final = re.compile(
 # The same without the mark, as ncu of old and programs that start it print it.
 _UNMARKED: Final = re.compile(r"\W*error\b.*NVGPUCTRPERM", re.IGNORECASE)
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>.+?)"')
+_FAILED: Final = re.compile(r'[Ff]ailed to profile (?:kernel )?"(?P<kernel>[^"]+)"')
 # "Failed to access the following 2 metrics: a, b", "Metric a could not be collected".
 _MISSING: Final = re.compile(
     r"(?=.*\bmetrics?\b).*?\b(?:(?:failed|unable) to (?:access|collect|find|read|retrieve)"
@@ -28,9 +28,10 @@ _MISSING: Final = re.compile(
     re.IGNORECASE,
 )
 _METRIC: Final = re.compile(r"\b[a-z0-9_]+__[\w.]*\w")
-_LAUNCH: Final = re.compile(r'Profiling "(?P<kernel>.+)" - (?P<ident>[0-9]{1,18})\b')
-_BEGUN: Final = re.compile(r'Profiling "(?P<kernel>.+)".*: *[0-9]+%[0-9%.]*$')
-_DONE: Final = re.compile(r"100%|[0-9]+ pass(?:es)?\b")
+# ncu numbers what it profiles; replaying the application, it says so once for each pass.
+_LAUNCH: Final = re.compile(r'Profiling "(?P<kernel>[^"]+)"(?: - (?P<ident>[0-9]{1,18})\b)?')
+_PERCENT: Final = re.compile(r": *[0-9]+%[0-9%.]*$")
+_DONE: Final = re.compile(r"100%|[0-9] pass(?:es)?\b")
 _NO_PASS: Final = re.compile(r"100%\W*\b0 passes\b")
 _REPORT: Final = re.compile(r"Report: *(?P<path>\S.*)")
 _WINDOWS: Final = re.compile(r"Connected to process [0-9]+ \([A-Za-z]:\\")
@@ -43,7 +44,7 @@ _HOLLOW: Final = re.compile(
 )
 _ENDED: Final = re.compile(r"The application returned an error code")
 
-PERMISSION: Final = "ERR_NVGPUCTRPERM"
+_FEWER: Final = "run ncu again with one metric, or with --replay-mode application"
 _LAUNCHER: Final = f"where a launcher starts the program, run ncu with {_CHILDREN}"
 
 # What ncu says, and what to do about it: a CUPTI status that means the same, or a remedy. The
@@ -84,6 +85,11 @@ _CAUSES: Final[tuple[tuple[str, int | str], ...]] = (
         "correct ncu's options; ncu --query-metrics, --list-sections and --help show what there is",
     ),
     (
+        r"(?i:\b(?:access|collect|read|retrieve)\b.*\bmetrics?\b"
+        r"|\bmetrics?\b.*\bnot (?:be )?(?:available|collected|supported))",
+        "ncu --query-metrics lists what this GPU has; leave out the others",
+    ),
+    (
         "taking more time than expected",
         "kernels that wait for other processes (nccl) hang where ncu replays them one at a time: "
         "leave them out with --kernel-name",
@@ -105,10 +111,14 @@ _WINDOWS_FIX: Final = (
     f"Performance Counters), or runs ncu; {WITHOUT_COUNTERS}"
 )
 _LONGEST: Final = 300  # characters of a message that are quoted
+_TELLING: Final = 2000  # characters of a message in which its cause is looked for
 
 
 class Messages:
     """ncu's own lines of one file.
+
+    Args:
+        wsl: They are of a run under WSL, which the lines themselves may also show.
 
     Attributes:
         warnings: Texts of warnings.
@@ -117,18 +127,21 @@ class Messages:
         uncounted: ID and kernel, as short as ncu calls it here, of launches without any pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wsl: bool = False) -> None:
         self.warnings: list[str] = []
         self.errors: list[str] = []
         self.missing: dict[str, str] = {}
         self.uncounted: set[tuple[int, str]] = set()
+        self._announced: set[int] = set()  # IDs of launches
+        self._lost: set[int] = set()  # those that failed
+        self._last_of: dict[str, int] = {}  # kernel -> ID of its last launch
         self._launch: tuple[int, str] | None = None  # the one that ncu was at last
         self._failed: list[str] = []
         self._begun: str | None = None  # the kernel that ncu is at
         self._profiled = False
         self._report: str | None = None
         self._ran = False
-        self._wsl = False
+        self._wsl = wsl
         self._windows = False
 
     @property
@@ -136,6 +149,12 @@ class Messages:
         """Kernels that could not be profiled, and the one at which ncu stopped."""
         last = [self._begun] if self._begun is not None else []
         return tuple(dict.fromkeys([*self._failed, *last]))
+
+    @property
+    def profiled(self) -> int:
+        """Launches that ncu numbered, without those that failed and the one at which it stopped."""
+        at = self._last_of.get(self._begun) if self._begun is not None else None
+        return len(self._announced - self._lost - {at})
 
     def take(self, line: str) -> bool:
         """Reads a line; False when it is not ncu's."""
@@ -164,6 +183,8 @@ class Messages:
         failed = _FAILED.search(text)
         if failed is not None:
             self._failed.append(failed["kernel"])
+            if failed["kernel"] in self._last_of:
+                self._lost.add(self._last_of[failed["kernel"]])
         if level in ("WARNING", "ERROR") and _MISSING.match(text):
             why = "ncu could not access it"
             if "MIG" in text:
@@ -171,17 +192,26 @@ class Messages:
             self.missing |= dict.fromkeys(_METRIC.findall(text), why)
 
     def _progress(self, text: str) -> None:
-        begun, report, launch = (each.match(text) for each in (_BEGUN, _REPORT, _LAUNCH))
+        report, launch = _REPORT.match(text), _LAUNCH.match(text)
         if launch is not None:
-            self._launch = int(launch["ident"]), launch["kernel"]
+            self._announce(launch["kernel"], launch["ident"])
         self._note_passes(text)
         if text.startswith("Profiling"):
-            self._begun = begun["kernel"] if begun is not None else None
+            begun = launch is not None and _PERCENT.search(text, launch.end())
+            self._begun = launch["kernel"] if launch is not None and begun else None
             if _DONE.search(text):
                 self._begun, self._profiled = None, True
         if report is not None:
             self._report = report["path"]
         self._windows = self._windows or _WINDOWS.match(text) is not None
+
+    def _announce(self, kernel: str, ident: str | None) -> None:
+        if ident is None:
+            return
+        number = int(ident)
+        self._launch = number, kernel
+        self._announced.add(number)
+        self._last_of[kernel] = number
 
     def _note_passes(self, text: str) -> None:
         if self._launch is not None and _NO_PASS.search(text):
@@ -200,7 +230,7 @@ class Messages:
 
     def no_kernels(self, header: bool) -> RecordError:
         """Why a file has no launch, and what to do about it."""
-        said = self._cause()
+        said = self.cause()
         if not self._ran and not said and not header:
             return RecordError(
                 "no ncu output in it: neither a CSV header nor a details page; "
@@ -214,17 +244,21 @@ class Messages:
             what = "no kernels were profiled"
             what += ": there is a header and no row below it" if header else ""
             hinted = any(_CHILDREN in text for text in self.warnings)
-            if not said and (hinted or not self.failed):
-                said = _LAUNCHER
+            if not said or (hinted and said == _FEWER):
+                said = "; ".join(filter(None, (said, _LAUNCHER)))
         failed = f"; failed: {', '.join(self.failed)}" if self.failed else ""
         return RecordError(what + failed + (f"; {said}" if said else ""))
 
-    def _cause(self) -> str:
-        """What ncu said that tells most, and what to do about it; the empty text for nothing."""
+    def cause(self) -> str:
+        """What ncu said that tells most, and what to do about it.
+
+        Returns:
+            Only the remedy for a kernel that failed without a word; the empty text for nothing.
+        """
         errors = self._substance(self.errors)
         texts = [*errors, *self._substance(self.warnings)]
         if not texts:
-            return ""
+            return _FEWER if self.failed else ""
         first = min(texts, key=_blame)
         told = [first] if _blame(first) < len(_CAUSES) else errors or texts
         return f"ncu said: {'; '.join(map(self._told, told))}"
@@ -256,5 +290,6 @@ class Messages:
 
 def _blame(text: str) -> int:
     """The place of a message's cause in the table, the table's length for an unknown one."""
-    known = (place for place, (pattern, _) in enumerate(_CAUSES) if re.search(pattern, text))
+    head = text[:_TELLING]
+    known = (place for place, (pattern, _) in enumerate(_CAUSES) if re.search(pattern, head))
     return next(known, len(_CAUSES))

@@ -51,7 +51,7 @@ _DURATION: Final = re.compile(r"gpu__time_duration\b.*|Duration")
 _LARGEST: Final = 1e30
 _LONGEST: Final = 60  # characters
 # Spreadsheets and C runtimes write them as "#N/A", "1.#QNAN", "-nan(ind)", "[n/a]".
-_ABSENT: Final = re.compile(r"[^0-9a-z]*(?:|n\W?a|none|null|not available|no data)[^0-9a-z]*")
+_ABSENT: Final = re.compile(r"[^0-9a-z]*(?:(?:n\W?a|none|null|not available|no data)[^0-9a-z]*)?")
 _NAN: Final = re.compile(r"[+-]?(?:[0-9]\.#)?(?:[qs]?nan|ind).*")
 _INFINITE: Final = re.compile(r"[+-]?(?:[0-9]\.#)?inf(?:inity)?0*")
 _SHOWN: Final = 20  # characters of a cell in words
@@ -281,7 +281,7 @@ _ONLY_SEPARATORS: Final = {ord(digit): None for digit in "0123456789"}
 
 def _damaged(text: str) -> NotANumberError:
     return NotANumberError(
-        f"{text!r} is not a number: the file is damaged; export it again with ncu"
+        f"{text[:_LONGEST]!r} is not a number: the file is damaged; export it again with ncu"
     )
 
 

@@ -3,10 +3,11 @@
 import re
 from typing import Final
 
+from roofprobe.ncu_import import numerals, ranks, rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner, Sink
 from roofprobe.ncu_import.rows import Fragment
 
-_PROCESS: Final = re.compile(r"\[(?P<process>[0-9]+)\] \S.*@(?P<host>\S+)\s*")
+_PROCESS: Final = re.compile(r"\[(?P<process>[0-9]+)\] \S.*@(?P<host>[^\s@]+)\s*")
 _KERNEL: Final = re.compile(
     r"  (?P<name>\S.*?)"
     r"(?: (?P<grid>\([0-9]+, *[0-9]+, *[0-9]+\)x\([0-9]+, *[0-9]+, *[0-9]+\)))?"
@@ -14,12 +15,12 @@ _KERNEL: Final = re.compile(
     r", Context (?P<context>[0-9]+), Stream (?P<stream>[0-9]+)"
     r"(?:, Device (?P<device>[0-9]+))?(?:, CC (?P<cc>[0-9.]+))?\s*"
 )
-_SECTION: Final = re.compile(r"\s+Section: (?P<name>.+?)\s*")
+_SECTION: Final = re.compile(r"\s+Section: (?P<name>.*\S)\s*")
 _RULER: Final = re.compile(r"\s+-+(?: +-+){2}\s*")
 # A kernel's line that something else was printed into.
 _TORN_KERNEL: Final = re.compile(r"[0-9], *[0-9]+\)x\([0-9]|, Context [0-9]")
 _BAR: Final = re.compile(r"[0-9]%\|")
-# A number that runs into other text: half of it may be gone.
+_EXPONENT: Final = re.compile(r"[0-9]+(?:[.,][0-9]+)?[eE][+-]?[0-9]+")
 _GLUED: Final = re.compile(r"[0-9][0-9.,]*[^0-9.,]*[A-Za-z].*")
 
 
@@ -44,6 +45,9 @@ class PageText:
         self._section = ""
         self._ends: list[int] | None = None  # where the columns end, inside a table
         self._empty = False  # no row came since its line
+        self._processes: set[str] = set()
+        self._named = False  # a process's line came last, and no kernel's since
+        self._opened = False  # a ruler came last, and it begins a table
         self._headed = False  # the names of the columns came last
         self._sinks: dict[tuple[str, str, str], Sink] = {}
 
@@ -69,6 +73,9 @@ class PageText:
         if line.startswith("["):
             process = _PROCESS.fullmatch(line)
             if process is not None:
+                self._processes.add(process["process"])
+                self._check(not self._named)
+                self._named = True
                 self._process = (process["process"], process["host"])
                 return True
         kernel = _KERNEL.fullmatch(line) if ", Context " in line else None
@@ -80,7 +87,7 @@ class PageText:
             return False
         section = _SECTION.fullmatch(line)
         if section is not None:
-            self._section, self._ends = section["name"], None
+            self._section, self._ends, self._opened = section["name"], None, False
             return True
         # Advice and empty lines below a kernel belong to it.
         below = line.startswith(" ") and not _is_outer(line) and self.last is not None
@@ -106,9 +113,16 @@ class PageText:
 
     def _rule(self, line: str) -> None:
         """A ruler begins a table, is below the names of its columns, or ends it."""
+        self._check(not self._opened)
+        self._opened = self._ends is None
         ends = self._ends is not None and not self._headed
         self._ends = None if ends else [match.end() for match in re.finditer("-+", line)]
         self._headed = False
+
+    def _check(self, in_order: bool) -> None:
+        """Refuses a log into which several processes write line by line in turn."""
+        if not in_order and len(self._processes) > 1:
+            raise ranks.mixed("lines")
 
     def _begin(self) -> int:
         """A launch begins: its number. Plain text has no IDs, so the order stands for them."""
@@ -116,11 +130,14 @@ class PageText:
         self._next[self._process] = ident + 1
         self._here = Fragment(self._process[0], ident)
         self._section, self._ends = "", None
+        self._named = self._opened = False
         return ident
 
     def _kernel(self, kernel: re.Match[str]) -> None:
         process, host = self._process
-        owner = Owner(process, kernel["device"], kernel["context"], kernel["cc"], host)
+        owner = Owner(
+            process, kernel["device"], kernel["context"], rows.capability(kernel["cc"]), host
+        )
         # What a program printed before it on the line is no part of the name.
         name = kernel["name"].rpartition("  ")[2]
         self.last = self._launches.launch(
@@ -142,14 +159,19 @@ class PageText:
             # Wider than the ruler: metric names and units have no spaces, so words will do.
             name, *middle, value = line.split() if len(line.split()) > 1 else ("", "")
             unit = " ".join(middle)
-        if not name or not value or not line.startswith("    "):
+        if not line.startswith("    ") or not name:
             return False
+        used = vocabulary.expected(name) is not None
+        if not value:
+            # ncu pads it to the ruler, so nothing broke off; a figure that is used has a value.
+            return not used and vocabulary.is_metric_name(name) and len(line) > third
+        self._opened = False
         if (name, unit) == ("Metric Name", "Metric Unit"):
             self._headed = True
             return True
         # Values end where the ruler ends, in characters or in bytes.
         text = line.rstrip()
-        if max(len(text), len(text.encode())) < third or _GLUED.fullmatch(value):
+        if max(len(text), len(text.encode())) < third or (used and _is_glued(value)):
             return False
         if self.last is None or self._skip:
             return self._skip
@@ -161,6 +183,12 @@ class PageText:
         self.rows += 1
         self._empty = False
         return True
+
+
+def _is_glued(value: str) -> bool:
+    """Whether a number runs into other text, so that half of it may be gone."""
+    is_number = _EXPONENT.fullmatch(value) is not None or numerals.absent(value) is not None
+    return not is_number and _GLUED.fullmatch(value) is not None
 
 
 def _is_outer(line: str) -> bool:

@@ -1,13 +1,11 @@
 """One file: finds which of ncu's forms it has, and reads it to the end."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from roofprobe.errors import RecordError
-from roofprobe.ncu_import import csv_log, report_file
+from roofprobe.ncu_import import csv_log, ranks, report_file
 from roofprobe.ncu_import.csv_log import Layout
 from roofprobe.ncu_import.damage import Damage, Table
 from roofprobe.ncu_import.launches import Launches
@@ -16,9 +14,6 @@ from roofprobe.ncu_import.numerals import NumberFormat, Numerals
 from roofprobe.ncu_import.page_text import PageText
 from roofprobe.ncu_import.source import open_lines
 from roofprobe.ncu_import.transposed import Transposed
-
-# ncu numbers what it profiles; replaying the application, it says so once for each pass.
-_PROFILED: Final = re.compile(r'==PROF== Profiling ".+?" - ([0-9]{1,18})\b')
 
 
 @dataclass(slots=True)
@@ -80,9 +75,9 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
     messages = Messages()
     damage = Damage()
     layout: Table | Transposed = PageText(launches)
+    tables: list[Layout] = []
     headers = False
     other: str | None = None
-    profiled: set[int] = set()
     foreign = 0
     stray = ("", 0)  # the last line of another program, and the rows before it
     for line in lines:
@@ -99,11 +94,12 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
                 damage.note(layout, line[: found.start])
                 damage.collect(layout)
             layout, headers, stray = found, True, ("", 0)
+            if not isinstance(found, Transposed):
+                tables.append(found)
             messages.take(line)
             continue
         torn = not isinstance(layout, Transposed) and damage.note(layout, line)
         if messages.take(line):
-            profiled.update(int(number) for number in _PROFILED.findall(line))
             stray = ("", 0)
         elif not torn and line.strip():
             foreign += headers or layout.last is not None
@@ -121,9 +117,10 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
         damage.collect(layout)
     if not len(launches):
         raise _nothing(messages, damage, layout, headers, other)
+    ranks.check(tables, launches)
     launches.settle()
     if not isinstance(layout, Transposed):
-        damage.compare(len(profiled) - len(messages.failed), launches)
+        damage.compare(messages.profiled, launches)
         damage.settle(launches, layout)
     return Content(path, launches, messages, foreign, damage.cut, damage.warnings)
 

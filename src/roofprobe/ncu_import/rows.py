@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 _DELIMITERS: Final = ",;\t"
@@ -13,6 +14,8 @@ _QUOTED_HEADER: Final = re.compile(
 )
 _BARE_ID: Final = re.compile(r"(?<![A-Za-z] )ID[,;\t]")
 _QUOTED_ROW: Final = re.compile(r'"[0-9]+"(?=[,;\t]")')
+_TRIES: Final = 5  # places where a header without quotes may start behind a program's text
+_CAPABILITY: Final = re.compile(r"([0-9]{1,2})(?:[.,]([0-9]))?")
 _LONGEST_ID: Final = 25  # digits
 # Two quotes are one inside a field, unless the next row starts there.
 _FIELD: Final = re.compile(r'"([^"]*(?:""(?![0-9]+"[,;\t]")[^"]*)*)"')
@@ -43,19 +46,25 @@ def split(line: str, delimiter: str) -> list[str]:
         fields = text[1:-1].split(f'"{delimiter}"')
         if text.count('"') == 2 * len(fields):
             return fields
-    return next(csv.reader([text], delimiter=delimiter), [])
+    try:
+        return next(csv.reader([text], delimiter=delimiter), [])
+    except csv.Error:  # a field longer than the csv module takes, and than any of ncu's
+        return []
 
 
 def header(line: str) -> Header | None:
     """A header, found anywhere in a line."""
     if "Kernel Name" not in line:
         return None
-    for match in _QUOTED_HEADER.finditer(line):
-        names, _ = fields_at(line, match.start(), match[1], len(line))
+    end = 0
+    while (match := _QUOTED_HEADER.search(line, end)) is not None:
+        names, end = fields_at(line, match.start(), match[1], len(line))
         if {"ID", "Kernel Name"} <= set(names):
             return Header([name.strip() for name in names], match[1], match.start())
+        end = max(end, match.start() + 1)
     delimiter = max(_DELIMITERS, key=line.count)
-    for start in (0, *(match.start() for match in _BARE_ID.finditer(line))):
+    first = islice(_BARE_ID.finditer(line), _TRIES)
+    for start in (0, *(match.start() for match in first)):
         names = [name.strip() for name in split(line[start:], delimiter)]
         if {"ID", "Kernel Name"} <= set(names):
             return Header(names, delimiter, start)
@@ -84,6 +93,20 @@ def starts(line: str) -> Iterator[int]:
     Only rows in quotes: without them nobody can tell where text before a row ends.
     """
     return (match.start() for match in _QUOTED_ROW.finditer(line))
+
+
+def is_torn(line: str, end: int) -> bool:
+    """Whether the quote before ``end`` opens what follows, so a row's last field has no end."""
+    if _QUOTED_ROW.match(line, end - 1) is not None:
+        return True
+    # The next row can be torn instead.
+    return line.count('"', end) % 2 == 1 and _QUOTED_ROW.match(line, end) is None
+
+
+def capability(text: str | None) -> str | None:
+    """A compute capability; a spreadsheet makes 8 or 8,0 of 8.0."""
+    found = _CAPABILITY.fullmatch(text or "")
+    return f"{found[1]}.{found[2] or 0}" if found is not None else text
 
 
 def ident(text: str) -> int:

@@ -29,6 +29,7 @@ _RUN: Final = 64  # bytes
 _WIDE: Final = re.compile(rb"(?:[\t\r\n -~]\0){32}")
 _NARROW: Final = re.compile(rb"[\t\r\n -~]{64}")
 
+_PACKED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 _CONTROLS: Final = bytes(set(range(0x20)) - set(b"\0\b\t\n\f\r\x1b"))
 _MOST_CONTROLS: Final = 0.1  # of a file's head
 
@@ -61,6 +62,8 @@ def _encoding(path: Path, head: bytes) -> str:
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding
+    if head.startswith(_PACKED):
+        raise RecordError(f"{path}: the file is compressed: unpack it, and import what was in it")
     if b"\0" in head and sum(map(head.count, _CONTROLS)) > _MOST_CONTROLS * len(head):
         raise RecordError(
             f"{path}: neither text nor an .ncu-rep report; write text with "

@@ -18,8 +18,8 @@ The SM clock is SM cycles over time, in the launches where the files tell both.
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Final
 
@@ -54,6 +54,8 @@ _TENSOR_KERNEL: Final = re.compile(
     r"|(?<![a-z0-9])[a-z]?(?<!i)(?:884|161616|168(?:8|16|32|64))(?:gemm|cudnn|fprop|[dw]grad)"
     r"|xmma_(?!\w*_[hfd]fma)\w*(?:bf16|tf32|f16f16|e4m3|e5m2|tensor\d+x)"
     r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
+    r"|fmha_cutlass[FB]_(?:f16|bf16)|deep_gemm|(?<![a-z])attn_(?:fwd|bwd)(?![a-z])"
+    r"|triton_\w*mm_\w*(?:bf16|fp16)"
 )
 
 # Hz; no GPU's SMs run outside of this.
@@ -98,6 +100,8 @@ class Terms:
         reasons: Figure's name -> why it has no value.
         upper_bound: Figures that are the most they can be.
         blind: True where FLOP were done that cannot be known at all, so no intensity is.
+        unusable: Metric -> why its values cannot be used, beyond what the files' launches say.
+        scale: Factor that a calibration found, None without one.
     """
 
     items: list[Term] = field(default_factory=list)
@@ -105,6 +109,8 @@ class Terms:
     reasons: dict[str, str] = field(default_factory=dict)
     upper_bound: list[str] = field(default_factory=list)
     blind: bool = False
+    unusable: dict[str, str] = field(default_factory=dict)
+    scale: float | None = None
 
     def of(self, kind: str) -> list[Term]:
         """The terms of one kind of figure."""
@@ -199,7 +205,7 @@ class _Builder:
                 top, bottom = cycles[part][0], clocks[part][0]
                 # Two runs in different orders pair by position: the clock follows the moment.
                 values = array("d", map(_over, self._values(top), self._rates(bottom)))
-                blamed = bottom if bottom.name in self._launches.unusable else top
+                blamed = bottom if bottom.name in self._out.unusable else top
                 return Term(("time", ""), values, top.names, top.titles, blamed.name)
         return None
 
@@ -210,9 +216,9 @@ class _Builder:
             if not SLOWEST <= value <= FASTEST and not math.isnan(value):
                 values[launch] = math.nan
                 why = f"{value:.6g} Hz in {self._launches.describe(launch)}, which no GPU runs at"
-                if column.name not in self._launches.unusable:
+                if column.name not in self._out.unusable:
                     self._warn(f"{column.name} is {why}: not used")
-                    self._launches.unusable[column.name] = why
+                    self._out.unusable[column.name] = why
         return values
 
     def _clock(self, time: Term | None) -> None:
@@ -221,17 +227,19 @@ class _Builder:
         rates = next((clocks[part][0] for part in _SM_UNITS if part in clocks), None)
         counts = next((cycles[part][0] for part in _SM_UNITS if part in cycles), None)
         over = time.values if time is not None else array("d", [1.0] * self._count)
+        found: list[Term] = []
         if rates is not None:
-            source, values = rates, array("d", map(_times, self._rates(rates), over))
-        elif counts is not None and time is not None:
-            source, values = counts, self._values(counts)
-        else:
+            values = array("d", map(_times, self._rates(rates), over))
+            found.append(Term(("", ""), values, rates.names, rates.titles, rates.name))
+        if counts is not None and time is not None:
+            found.append(self._term(("", ""), counts))
+        if not found:
             return
-        known = [not math.isnan(both) for both in map(_plus, values, over)]
-        for unit, each in (("cycle", values), ("second", over)):
+        chosen = _first_known(found)
+        known = [not math.isnan(both) for both in map(_plus, chosen.values, over)]
+        for unit, each in (("cycle", chosen.values), ("second", over)):
             told = array("d", [x if k else 0.0 for x, k in zip(each, known, strict=True)])
-            term = Term(("clock", unit), told, source.names, source.titles, source.name)
-            self._out.items.append(term)
+            self._out.items.append(replace(chosen, figure=("clock", unit), values=told))
 
     # CUDA cores
 
@@ -285,7 +293,7 @@ class _Builder:
             term.values[launch] = 0.0 if value == 0 and not silent else math.nan
         if _has_nan(term.values):
             flaw = _meaning(column).flaw
-            self._launches.unusable[column.name] = flaw
+            self._out.unusable[column.name] = flaw
             self._out.reasons.setdefault(".".join(figure), f"{column.name} {flaw}")
             self._out.items.append(term)
 
@@ -320,11 +328,14 @@ class _Builder:
             factor = self._elapsed(time)
         if factor is None:
             over = "what time it ran" if per == "second" else "how many cycles it ran"
-            self._launches.unusable[column.name] = f"a rate, and the files do not say over {over}"
+            self._out.unusable[column.name] = f"a rate, and the files do not say over {over}"
             factor = array("d", [math.nan] * self._count)
         values = array("d", map(_times, term.values, factor))
-        if not all(map(math.isnan, values)):
-            self._warn(f"{column.name} is a rate: multiplied by the time, with the digits printed")
+        if any(value > 0 for value in values):
+            over = "time" if per == "second" else "cycles"
+            self._warn(
+                f"{column.name} is a rate: multiplied by the {over}, with the digits printed"
+            )
         return Term(term.figure, values, term.names, term.titles, term.source)
 
     def _elapsed(self, time: Term | None) -> "array[float] | None":
@@ -349,6 +360,13 @@ class _Builder:
             if not any(_is_wider(other, (path, source, *rest)) for other in given):
                 found = self._coalesce(_operations(path), columns, time)
                 by_source.setdefault((path, source), {})[tuple(rest)] = found
+        self._lacking_types(
+            {
+                (*source, *rest): term
+                for source, parts in by_source.items()
+                for rest, term in parts.items()
+            }
+        )
         for parts in by_source.values():
             self._overlaps(parts)
             self._out.items += parts.values()
@@ -359,6 +377,21 @@ class _Builder:
                     if not silent or not any(other[1:2] == tuple(part[1:2]) for other in given):
                         self._unknown(_operations(part[0] if part else "tensor"), column)
         return bool(self._tensor_terms())
+
+    def _lacking_types(self, terms: Mapping[tuple[str, ...], Term]) -> None:
+        """Makes 0 of n/a for a type that a launch's chip lacks, where its other types are counted.
+
+        A script that asks for every type of every chip is normal.
+        """
+        gaps = {part: term for part, term in terms.items() if _has_nan(term.values)}
+        if not self._paired or not gaps:
+            return
+        owners = range(len(self._launches.owners))
+        wanted = [vocabulary.tensor_parts(self._capability(owner)) for owner in owners]
+        for launch, owner in enumerate(self._launches.owner):
+            unknown = [part for part, term in gaps.items() if math.isnan(term.values[launch])]
+            for part in _foreign(unknown, wanted[owner], terms.keys() - set(unknown)):
+                terms[part].values[launch] = 0.0
 
     def _tensor_terms(self) -> list[Term]:
         return [term for term in self._out.items if term.figure[1].startswith("tensor")]
@@ -388,9 +421,8 @@ class _Builder:
         for columns in chosen:
             found = self._coalesce(("flop", "tensor"), columns, time)
             busy = any(value > 0 for value in found.values)
-            owners = range(len(self._launches.owners))
-            weights = [vocabulary.PIPE_FLOP.get(self._capability(o) or "") for o in owners]
-            if busy and None in weights:
+            pairs = list(zip(found.values, self._pipe_weights(), strict=True))
+            if any(value > 0 and weight is None for value, weight in pairs):
                 self._out.blind = True
                 self._out.reasons["flop.tensor"] = (
                     f"instruction shape unknown: {found.source} counts instructions, and their "
@@ -401,13 +433,22 @@ class _Builder:
                     "the files do not name the GPU; kernel names (volta_*) say Volta. "
                     "--gpu overrules that"
                 )
-            path = "tensor" if None in weights else "tensor_fp16"
-            for launch, value in enumerate(found.values):
-                weight = weights[self._launches.owner[launch]]
-                if value:
-                    found.values[launch] = value * weight if weight is not None else math.nan
-            item = Term(("flop", path), found.values, found.names, found.titles, found.source)
-            self._out.items.append(item)
+            # A launch that used no tensor core does not tell of what kind they are.
+            used = [weight for value, weight in pairs if value] or [weight for _, weight in pairs]
+            flop = [
+                (math.nan if weight is None else value * weight) if value else 0.0
+                for value, weight in pairs
+            ]
+            path = "tensor" if None in used else "tensor_fp16"
+            self._out.items.append(replace(found, figure=("flop", path), values=array("d", flop)))
+
+    def _pipe_weights(self) -> list[float | None]:
+        """FLOP of a tensor instruction, by launch; None where its shape is not known."""
+        owners = range(len(self._launches.owners))
+        weights = [vocabulary.PIPE_FLOP.get(self._capability(o) or "") for o in owners]
+        if not self._paired and len(set(weights)) > 1:
+            return [None] * self._count  # nobody knows which launch ran where
+        return [weights[owner] for owner in self._launches.owner]
 
     def _signs(self) -> None:
         """Tensor cores that worked in launches of which no operations were counted."""
@@ -640,6 +681,15 @@ def nan_count(launches: Launches, column: Column) -> int:
     return sum(map(math.isnan, column.filled(len(launches))))
 
 
+def _first_known(found: Sequence[Term]) -> Term:
+    """The first term that knows something, its gaps filled from the others of its order."""
+    chosen = next((term for term in found if not all(map(math.isnan, term.values))), found[0])
+    for term in found:
+        if term.names is chosen.names:
+            chosen = _fill(chosen, term)
+    return chosen
+
+
 def _fill(first: Term, second: Term) -> Term:
     """The first term with its gaps filled from the second."""
     if not _has_nan(first.values):
@@ -651,6 +701,37 @@ def _fill(first: Term, second: Term) -> Term:
 
 def _has_nan(values: "array[float]") -> bool:
     return any(map(math.isnan, values))
+
+
+def _foreign(
+    unknown: Iterable[tuple[str, ...]],
+    wanted: Sequence[tuple[str, ...]] | None,
+    known: Collection[tuple[str, ...]],
+) -> list[tuple[str, ...]]:
+    """Which counters without a value count what a chip does not have.
+
+    Args:
+        unknown: The counters.
+        wanted: Those that see every tensor FLOP of the chip, None where that is not known.
+        known: Those with a value; without any, nothing tells that tensor cores were looked at.
+    """
+    if wanted is None or not known:
+        return []
+    every = all(any(_has(other, part) for other in known) for part in wanted)
+    types = {name for part in wanted for name in part[1].split("_")}
+    return [
+        part
+        for part in unknown
+        if not part[0].startswith("tensor_int")
+        and not any(_has(part, other) or _has(other, part) for other in wanted)
+        # A chip may count fp8 together with fp4: only all of its counters have it for sure.
+        and (every or types.isdisjoint(part[1].split("_")))
+    ]
+
+
+def _has(wide: Sequence[str], narrow: Sequence[str]) -> bool:
+    """Whether a counter is another, or contains it."""
+    return tuple(wide) == tuple(narrow) or _is_wider(wide, narrow)
 
 
 def _is_wider(wide: Sequence[str], narrow: Sequence[str]) -> bool:

@@ -8,14 +8,12 @@ from roofprobe.errors import RecordError
 from roofprobe.ncu_import import rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner
 
-_METRIC: Final = re.compile(
-    r"(?P<name>[^\[\]]*?)\s*(?:\[(?P<unit>[^\]]*)\]|\((?P<round>[^()\[\]]*)\))?"
-)
+_BRACKET: Final = re.compile(r"[\[\]]")
 _NAMED: Final = re.compile(r"[a-z0-9_]+__[^\s\[\]]+")  # a name of the hardware's, and not a label
 # Labels that programs print as well start a table only in quotes, as the application writes them.
 _START: Final = re.compile(
     r'"?(?:Function(?: Name)?|Kernel(?: Name)?|Metric Name'
-    r'|[a-z0-9_]+__[A-Za-z0-9_.]+(?: (?:\[[^\]]*\]|\([^)]*\)))?)"?(?P<delimiter>[,;\t])'
+    r'|(?=[a-z0-9_]+__)[A-Za-z0-9_.]+(?: (?:\[[^\]]*\]|\([^)]*\)))?)"?(?P<delimiter>[,;\t])'
     r'|"(?:ID|Process(?: ID)?|Device|Context|CC|Compute Capability)"(?P<quoted>[,;\t])"'
 )
 # A cell can end in a comparison with the baseline: "1,234 (+5.6%)".
@@ -70,17 +68,16 @@ class Transposed:
         ended = line.endswith("\n")
         closed = line if ended or line.count('"') % 2 == 0 else line + '"'
         head, *cells = rows.split(closed, self._delimiter) or [""]
-        metric, named = _METRIC.fullmatch(head), _NAMED.match(head)
+        metric, named = _metric(head), _NAMED.match(head)
         if not cells:
             if named and not ended:
                 raise RecordError("the file breaks off in the name of a metric: export it again")
             return False
         if named and metric is None and vocabulary.expected(named.group()):
             raise RecordError(f"{head!r} is no metric with its unit: the file is damaged")
-        unit = (metric["unit"] or metric["round"]) if metric is not None else None
         self._ended = ended
-        if metric is not None and (named or unit is not None):
-            self._metrics.append((metric["name"], unit or "", cells))
+        if metric is not None and (named or metric[1]):
+            self._metrics.append((*metric, cells))
         elif head and head not in self._cells and (ended or line.endswith('"')):
             self._cells[head] = cells
         else:
@@ -107,7 +104,7 @@ class Transposed:
                 process=self._cell(_PROCESS, index),
                 device=self._cell(_DEVICE, index) or None,
                 context=self._cell(_CONTEXT, index),
-                compute_capability=self._cell(_CAPABILITY, index) or None,
+                compute_capability=rows.capability(self._cell(_CAPABILITY, index)) or None,
             )
             grid = self._cell(_GRID, index) + self._cell(_BLOCK, index)
             name = names[index] if names else f"kernel {index}"
@@ -154,3 +151,13 @@ class Transposed:
             if index < len(cells):
                 return cells[index].strip()
         return ""
+
+
+def _metric(head: str) -> tuple[str, str] | None:
+    """Name and unit of ``name [unit]``, ``name (unit)`` or ``name``; None for what is damaged."""
+    name, unit = head.strip(), ""
+    if name.endswith("]") and "[" in name:
+        name, _, unit = name[:-1].partition("[")
+    elif name.endswith(")") and ")" not in name[name.rfind("(") : -1] and "(" in name:
+        name, _, unit = name[:-1].rpartition("(")
+    return None if _BRACKET.search(name + unit) else (name.rstrip(), unit)

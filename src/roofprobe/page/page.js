@@ -71,9 +71,9 @@
     };
   }
 
-  // Levels of a step lie side by side, so their names give way to each other.
+  // Levels of a step lie side by side, so their names give way to each other, and all to the bars.
   const place = (i, count) =>
-    i > 0 && i === count - 1 ? "top right" : i === 0 && count > 1 ? "top left" : "bottom center";
+    i > 0 && i === count - 1 ? "top right" : i === 0 && count > 1 ? "top left" : "bottom right";
   const isPicked = (mark, state) =>
     fits(state.level, mark.level) && mark.path === (state.path === "all" ? null : state.path);
 
