@@ -25,6 +25,7 @@ LAYERS = [
     "ncu_import.vocabulary",
     "ncu_import.launches",
     "ncu_import.rows",
+    "ncu_import.ranks",
     "ncu_import.messages",
     "ncu_import.source",
     "ncu_import.csv_log",

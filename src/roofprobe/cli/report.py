@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     # a template engine and 5 MB of script, which the other verbs do without
     from roofprobe import page
 
-    paths: Sequence[Path] = list(dict.fromkeys(arguments.runs))
+    # A file is one run however it is spelled.
+    paths: Sequence[Path] = list({path.resolve(): path for path in arguments.runs}.values())
     out: Path = arguments.out or paths[0].parent / "report.html"
     _check(out, paths)
     records = [Measurement.load(path) for path in paths]

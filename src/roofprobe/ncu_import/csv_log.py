@@ -370,7 +370,7 @@ class _Wide(_Base):
         """
         units = self._units(line)
         if units is not None and tuple(units) != self.form[-1]:
-            raise ranks.mixed("units")
+            raise ranks.mixed("their units differ")
         return units is not None
 
     def _units(self, line: str) -> list[str] | None:

@@ -122,7 +122,7 @@ class PageText:
     def _check(self, in_order: bool) -> None:
         """Refuses a log into which several processes write line by line in turn."""
         if not in_order and len(self._processes) > 1:
-            raise ranks.mixed("lines")
+            raise ranks.mixed("their lines alternate")
 
     def _begin(self) -> int:
         """A launch begins: its number. Plain text has no IDs, so the order stands for them."""

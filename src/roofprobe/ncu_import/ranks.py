@@ -13,10 +13,10 @@ class Table(Protocol):
     form: tuple[tuple[str, ...], ...]
 
 
-def mixed(what: str) -> RecordError:
-    """The refusal of a log in which nobody can tell whose a row is, for their ``what`` mix."""
+def mixed(why: str) -> RecordError:
+    """The refusal of a log in which nobody can tell whose a row is, for ``why``."""
     return RecordError(
-        f"ranks share this log, and their {what} mix, so nobody can tell how a row reads: "
+        f"ranks share this log, and {why}, so nobody can tell how a row reads: "
         "write a file for each rank, with ncu --log-file NAME%p"
     )
 
@@ -34,7 +34,9 @@ def check(tables: Sequence[Table], launches: Launches) -> None:
     Raises:
         RecordError: that is so, and the two headers or their units differ.
     """
-    spans = launches.spans() if any(_differ(tables[0], table) for table in tables[1:]) else {}
+    if not any(_differ(tables[0], table) for table in tables[1:]):
+        return
+    spans = launches.spans()
     anew = set(map(launches.process, launches.again))
     for number, table in enumerate(tables, start=1):
         here = spans.get(number, {})
@@ -43,7 +45,7 @@ def check(tables: Sequence[Table], launches: Launches) -> None:
             both = (here.keys() & before.keys()) - anew
             goes_on = not before or any(here[who][0] > before[who][1] for who in both)
             if len(here) > 1 and goes_on and _differ(table, other):
-                raise mixed("headers or units")
+                raise mixed("their headers or units differ")
 
 
 def _differ(one: Table, other: Table) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -103,6 +104,7 @@ def is_torn(line: str, end: int) -> bool:
     return line.count('"', end) % 2 == 1 and _QUOTED_ROW.match(line, end) is None
 
 
+@lru_cache(maxsize=64)
 def capability(text: str | None) -> str | None:
     """A compute capability; a spreadsheet makes 8 or 8,0 of 8.0."""
     found = _CAPABILITY.fullmatch(text or "")
