@@ -38,7 +38,7 @@ for wanted in $PARTS; do
         tail -1 "$OUT/$name.txt"
       done
       ;;
-    cost) part cost 200 "$PYTHON" harness/cost.py "$OUT/cost.json" ;;
+    cost) part cost 260 "$PYTHON" harness/cost.py "$OUT/cost.json" ;;
     verify)
       train verify-resnet18-b64 -a resnet18 -b 64 --verify-ncu
       train verify-alexnet-b64 -a alexnet -b 64 --lr 0.01 --verify-ncu
