@@ -199,6 +199,12 @@ def cupti(state: State) -> Iterator[Finding]:
             f"LD_LIBRARY_PATH puts another libcupti in front of PyTorch's: {', '.join(front)}",
             "take those folders off LD_LIBRARY_PATH",
         )
+    yield from _libcuda(state)
+
+
+def _libcuda(state: State) -> Iterator[Finding]:
+    """Whether the driver that was loaded is one, and the only one."""
+    host, software = state.facts.host, state.facts.software
     stubs = [path for path in software.loaded_cuda if is_stub(path)]
     if stubs:
         yield fail(
