@@ -575,6 +575,8 @@ def _require_plausible(record: Measurement) -> None:
     for index, roof in enumerate(record.roofs):
         if roof.value < _LEAST:
             raise _broken(f"roofs/{index}/value", "a ceiling is more than 0")
+    if record.crosscheck is not None and not record.crosscheck.tool.strip():
+        raise _broken("crosscheck/tool", "it names no tool")
     if record.regions is not None:
         _require_whole(record.regions)
 
