@@ -185,7 +185,8 @@ def mixed_peak(
         if flop is None or path not in peaks:
             return None
         least_time += flop / peaks[path]
-    return sum(flop for flop in work.values() if flop) / least_time if work else None
+    # So little work that its time is 0 has no rate.
+    return sum(flop for flop in work.values() if flop) / least_time if least_time else None
 
 
 def place(

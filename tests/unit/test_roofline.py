@@ -296,3 +296,7 @@ def test_the_roof_of_fp16_follows_the_accumulator():
     assert names[1.0][0] == ("FP16 tensor, fp16 accumulate", pytest.approx(330.3e12))
     (same, _) = ceilings_of(H200, ["tensor_fp16"], fp16_accumulate=1.0)
     assert (same.name, same.value) == ("FP16 tensor", 989.4e12)
+
+
+def test_work_too_little_to_take_time_has_no_mixed_peak():
+    assert mixed_peak({"sass_fp32": 5e-324}, {"sass_fp32": 66.9e12}) is None
