@@ -539,6 +539,10 @@ class Probe:
         if self.refusal is None:
             self.refusal = error
             self._warnings.append(f"no counters, and the steps went on without: {error}")
+            # Not the loop's end is why these are missing.
+            if self._timing is None:
+                self._notes.setdefault("timing", str(error))
+            self._notes.setdefault("kernels", str(error))
 
     def _counted_steps(self, plan: Plan) -> int:
         step = self._timing.median if self._timing is not None else None

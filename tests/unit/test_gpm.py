@@ -467,6 +467,9 @@ class TestFallBack:
         assert "no counters, and the steps went on without: nsys is here" in record.warnings
         assert (record.timing is None) == (where == "prepare")
         assert set(record.unavailable.values()) <= {"nsys is here"}
+        shown = text(record)
+        assert "the loop ended" not in shown
+        assert "no kernels were traced" not in shown
 
     def test_a_loop_beside_nsys_runs_to_its_end(self, monkeypatch):
         monkeypatch.setattr(
