@@ -302,7 +302,8 @@ def _kernel_row(kernel: Kernel, regions: Regions, step: float | None, *, whole: 
     most = max(places, key=lambda name: places[name], default="not known")
     more = f" +{len(places) - 1}" if len(places) > 1 else ""
     return KernelRow(
-        _shortened(kernel.name, _LONGEST) if whole else _shortened(brief(kernel.name), _KERNEL),
+        # Parameters would take the room of the template arguments, which tell kernels apart.
+        _shortened(brief(kernel.name), _LONGEST if whole else _KERNEL),
         number(kernel.launches, 3),
         seconds(kernel.time, 3),
         percent(kernel.time / step if step else None, 2),

@@ -1,13 +1,14 @@
 """Parts of a step judged one by one, from numbers worked out by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_record import sample
 
 from roofprobe import metrics
 from roofprobe.errors import UsageError
-from roofprobe.part_tables import by_loss
+from roofprobe.part_tables import by_loss, tables
 from roofprobe.parts import checks, parts, phases, within
 from roofprobe.record import (
     Environment,
@@ -15,6 +16,7 @@ from roofprobe.record import (
     KernelTimes,
     KernelUse,
     MeasuredRoof,
+    Measurement,
     Regions,
     Round,
     Segment,
@@ -195,6 +197,15 @@ def test_kernels_by_time_with_where_they_ran():
     assert [cell.strip() for cell in reduce] == [
         "reduce", "8", "9 ms", "45%", "net.norm backward +1",
     ]  # fmt: skip
+
+
+def test_kernels_that_differ_in_a_template_argument_are_told_apart_on_the_page():
+    run = Path(__file__).parents[2] / "harness/results/h200/resnet18-layers/run.json"
+    every = tables(Measurement.load(run), whole=True)
+    kernels = next(table for table in every if table.title.startswith("Kernels by time"))
+    names = [row[0] for row in kernels.rows]
+    batch_norm = [name for name in names if name.startswith("bn_bw_1C11_kernel_new<")]
+    assert len(batch_norm) == len(set(batch_norm)) == 3  # of 512, 128 and 32 threads
 
 
 def test_what_the_parts_rest_on_is_said():
