@@ -35,6 +35,14 @@ def gemm(size: int, dtype: torch.dtype) -> Step:
     return lambda: torch.mm(a, b, out=out)
 
 
+def product(count: int, dtype: torch.dtype) -> Step:
+    """An elementwise product on CUDA cores: one multiplication an element."""
+    a = torch.randn(count, device="cuda", dtype=dtype)
+    b = torch.randn(count, device="cuda", dtype=dtype)
+    out = torch.empty_like(a)
+    return lambda: torch.mul(a, b, out=out)
+
+
 def copy(byte: int) -> Step:
     """A copy of fp32 values by PyTorch's own kernel: ``x + 0``, one FMA an element."""
     source = torch.randn(byte // 4, device="cuda")

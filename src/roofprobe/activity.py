@@ -188,8 +188,9 @@ class KernelTracer:
             times = activity.start, activity.end
             graph = activity.graph_id != 0
             if activity.kind == kernel:
-                # 0 where CUPTI does not know: kernels of a CUDA graph.
-                issued = activity.queued or None if self._detailed else None
+                # Of a graph's kernels CUPTI does not know it: what it gives is of no use.
+                known = self._detailed and not graph
+                issued = activity.queued or None if known else None
                 span = Span("kernel", *times, from_graph=graph, name=activity.name, issued=issued)
             elif activity.kind == fill:
                 span = Span("fill", *times, activity.bytes, graph)

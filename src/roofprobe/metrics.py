@@ -22,7 +22,9 @@ from typing import Final, Literal
 
 from roofprobe.errors import UnknownMetricError
 
-Kind = Literal["flop", "op", "byte", "sector", "second", "coverage_sass", "coverage_hardware"]
+Kind = Literal[
+    "flop", "op", "byte", "sector", "second", "coverage_sass", "coverage_hardware", "gate"
+]
 Level = Literal["dram", "l2", "l1"]
 LEVELS: Final[tuple[Level, ...]] = ("dram", "l2", "l1")
 
@@ -36,9 +38,9 @@ class Metric:
     Attributes:
         name: CUPTI's name with roll-up.
         kind: What one count is, once multiplied by ``weight``. ``op`` is an integer operation,
-            which never enters a FLOP total.
+            which never enters a FLOP total, and ``gate`` counts what a pipe executed (``Gate``).
         weight: Factor from the counter's value to the base unit of ``kind``.
-        path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for kinds ``flop`` and ``op``.
+        path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for ``flop``, ``op``, ``gate``.
         level: Memory level for kinds ``byte`` and ``sector``.
         direction: ``read`` or ``write`` where the counter tells them apart.
         upper_bound: True where the weight is the largest possible and not the exact one.
@@ -135,6 +137,25 @@ _STUDY_DRAM_TOTAL: Final = Metric("dram__bytes.sum", "byte", level="dram")
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """A hardware counter that shows that instructions of some kind did not run.
+
+    Instrumented counters are paid for by the metric and by the launch, hardware counters of a pass
+    that runs anyway cost nothing. Where nothing went through a pipe, the instructions that only it
+    executes need not be counted: they are 0.
+
+    Attributes:
+        name: The counter; 0 where the pipe did nothing.
+        path: FLOP path whose instrumented instructions only this pipe executes.
+        after: Metric after which it is scheduled: there it takes no pass of its own.
+    """
+
+    name: str
+    path: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """Chips that share metric names.
 
@@ -145,6 +166,7 @@ class Family:
         dram: DRAM bytes, read and write; empty where the chip has no such counter.
         sectors: DRAM sectors, as the study counts them.
         sass: Instrumented instruction counts.
+        gate: For those that training hardly ever runs, where it was held against their counts.
     """
 
     title: str
@@ -153,6 +175,7 @@ class Family:
     dram: tuple[Metric, ...] = _DRAM
     sectors: tuple[Metric, ...] = _STUDY_SECTORS
     sass: tuple[Metric, ...] = SASS
+    gate: Gate | None = None
 
 
 _AMPERE_TENSOR: Final = _tensor(
@@ -205,6 +228,11 @@ FAMILIES: Final[tuple[Family, ...]] = (
             fp8="fp8",
             fp64="fp64",
             int8="int8",
+        ),
+        gate=Gate(
+            "smsp__inst_executed_pipe_fp64.sum",
+            path="sass_fp64",
+            after="sm__ops_path_tensor_src_tf32_dst_fp32.sum",
         ),
     ),
     Family(
@@ -369,6 +397,22 @@ def with_coverage(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([first, *names[:1], second, *names[1:], _COVERAGE_SASS.name]))
 
 
+def gate_of(chip: str | None) -> Gate | None:
+    """The gate of a chip; None where none is known to be right."""
+    return next((family.gate for family in FAMILIES if chip in family.chips), None)
+
+
+def behind(gate: Gate, chip: str) -> tuple[str, ...]:
+    """Names of the instrumented metrics that are 0 where a chip's gate is 0."""
+    return tuple(row.name for row in rows_of_path(chip, gate.path) if row.instrumented)
+
+
+def with_gate(names: Sequence[str], gate: Gate) -> list[str]:
+    """Adds a gate to a list of metrics, where it costs no pass if it can."""
+    place = names.index(gate.after) + 1 if gate.after in names else len(names)
+    return list(dict.fromkeys([*names[:place], gate.name, *names[place:]]))
+
+
 def _table() -> dict[str, Metric]:
     rows: list[Metric] = [
         *ANALYTIC,
@@ -383,6 +427,11 @@ def _table() -> dict[str, Metric]:
     ]
     for family in FAMILIES:
         rows += [*family.tensor, *family.dram, *family.sectors, *family.sass]
+        rows += (
+            [Metric(family.gate.name, "gate", path=family.gate.path)]
+            if family.gate is not None
+            else []
+        )
     return {row.name: row for row in rows}
 
 

@@ -145,6 +145,7 @@ class Probe:
         self._in_step = False
         self._profiler_seen = False
         self._passes_run = 0
+        self._retried = 0  # passes that the first round took beyond its plan
         self._attached = False  # a session is open
         self._requests: list[int] = []  # for memory, of each counted step
         self._part_plan: Plan | None = None
@@ -414,9 +415,12 @@ class Probe:
                 durations: list[float] = []
                 submitted = False
                 while not submitted:
-                    if len(durations) == plan.passes and not plan.window:
+                    if len(durations) == plan.passes and plan.retry:
+                        self._retried = plan.retry
+                    most = plan.passes + plan.retry
+                    if len(durations) == most and not plan.window:
                         raise CuptiError(
-                            f"{plan.passes} passes were scheduled and have run, but CUPTI asks for "
+                            f"{most} passes were scheduled and have run, but CUPTI asks for "
                             "more: measure again, with fewer metrics if it persists"
                         )
                     yield
@@ -430,7 +434,8 @@ class Probe:
                         yield
                     submitted = self._backend.end_pass()
                     durations.append(time.perf_counter() - started)
-                    self._note_requests(requested)
+                    if not plan.window:  # a window's steps are averaged, and its first is watched
+                        self._note_requests(requested)
                 spent += sum(durations)
                 started = time.perf_counter()
                 collect(tuple(durations))
@@ -546,7 +551,7 @@ class Probe:
 
     def _counted_steps(self, plan: Plan) -> int:
         step = self._timing.median if self._timing is not None else None
-        return plan.expected(step) * self._round_count
+        return plan.expected(step) * self._round_count + self._retried
 
     def _prepare(self) -> Plan:
         """Runs on a thread beside the warm-up: CUPTI's first start takes half a second."""
@@ -570,7 +575,8 @@ class Probe:
             f"{self._timed} timed",
             *([f"{self._labelled} labelled"] if self._labelled else []),
             f"{'at least ' if plan.window else ''}{self._counted_steps(plan)} with counters "
-            f"({len(plan.metrics)} metrics in {plan.passes} passes{rounds})",
+            f"({len(plan.metrics)} metrics in {plan.passes} passes{rounds}"
+            f"{f', {plan.retry} more if fp64 runs on CUDA cores' if plan.retry else ''})",
         ]
         if self._counts_parts:
             parts.append(f"at most {self._steps_by_part} with counters by part")
@@ -974,12 +980,15 @@ def _profiler_warms_up() -> bool:
     """True while a torch.profiler of this process is in the warm-up of its schedule."""
     from torch.profiler import ProfilerAction, profile
 
-    # Nothing in PyTorch lists its profilers; looking through all objects takes some 30 ms. Not
-    # isinstance: that asks for __class__, which some objects answer with a warning.
-    return any(
+    # Nothing in PyTorch lists its profilers, so all objects are looked through: first their types,
+    # which takes half as long. Not isinstance: that asks for __class__, which some objects answer
+    # with a warning.
+    objects = gc.get_objects()
+    kinds = tuple(kind for kind in set(map(type, objects)) if issubclass(kind, profile))
+    return bool(kinds) and any(
         candidate.current_action == ProfilerAction.WARMUP
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), profile)
+        for candidate in objects
+        if type(candidate) in kinds
     )
 
 

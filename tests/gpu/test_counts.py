@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from workloads import copy, driver_copy, gemm, tf32, training_step
+from workloads import copy, driver_copy, gemm, product, tf32, training_step
 
 import roofprobe
+from roofprobe import metrics
 
 N = 4096
 GEMM_FLOP = 2 * N**3  # multiply and add for each of N^3 products
@@ -43,6 +44,37 @@ def test_fp32_gemm_on_cuda_cores_is_2mnk():
     assert figures.flop_total.value == pytest.approx(GEMM_FLOP, rel=5e-3)
     assert figures.study.reason is None
     assert record.coverage.trusted
+
+
+DMUL = "smsp__sass_thread_inst_executed_op_dmul_pred_on.sum"
+
+
+def test_fp64_instructions_are_instrumented_only_where_the_fp64_pipe_did_something():
+    elements = 2**24
+    record, figures = measure(product(elements, torch.float32))
+    passes = record.rounds[0].passes
+    assert record.value(metrics.gate_of("GH100").name) == 0
+    assert record.value(DMUL) == 0
+    assert figures.flop["sass_fp32"].value == elements
+    assert figures.flop["sass_fp64"].value == 0
+    # Every round counts fp64 then, the first one after as many passes without.
+    record, figures = measure(product(elements, torch.float64), rounds=2)
+    assert [counted.passes for counted in record.rounds] == [2 * passes, passes]
+    assert [counted.counters[DMUL] for counted in record.rounds] == [elements, elements]
+    assert figures.flop["sass_fp64"].value == elements
+    assert figures.flop["sass_fp32"].value == 0
+    assert figures.flop_total.value == elements
+
+
+def test_a_loop_that_ends_before_fp64_was_counted_says_how_many_steps_it_lacks():
+    step = product(2**20, torch.float64)
+    with roofprobe.measure(warmup=1, timed=2, kernels=False) as probe:
+        for _ in probe.steps(range(1 + 2 + 8)):
+            step()
+    record = probe.result
+    assert not record.complete
+    assert record.steps_missing == 6  # of 7 passes twice, 8 were run
+    assert roofprobe.figures(record).flop["sass_fp64"].value is None
 
 
 def test_study_misses_a_tf32_gemm():

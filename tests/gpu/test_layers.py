@@ -216,7 +216,8 @@ def test_a_cuda_graph_has_phases_and_says_so():
 def test_a_compiled_model_is_one_part():
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).cuda()
     model.compile()
-    record = measured(phased_step(model, (1024, 1024)), model)
+    # More than L2 holds: what a cut leaves there is little of the step's bytes then.
+    record = measured(phased_step(model, (2**16, 1024)), model)
     assert any("compiled" in note for note in record.regions.notes)
     assert {segment.module for segment in record.regions.segments} <= {None, ""}
     assert all(check.agrees for check in checks(record))

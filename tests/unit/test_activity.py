@@ -88,7 +88,7 @@ def test_what_is_kept_of_cuptis_records(detailed):
         [
             record(kinds.CONCURRENT_KERNEL, 20, name="_Z3addv", queued=10),
             # CUPTI does not know when a kernel of a graph was asked for
-            record(kinds.CONCURRENT_KERNEL, 25, name="_Z3mulv", queued=0, graph_id=2),
+            record(kinds.CONCURRENT_KERNEL, 25, name="_Z3mulv", queued=3, graph_id=2),
             record(kinds.MEMSET, 30, bytes=64),
             record(kinds.MEMCPY, 40, bytes=32, copy_kind=8, graph_id=1),
             record(kinds.MEMCPY, 50, bytes=16, copy_kind=1),  # from the host

@@ -16,6 +16,8 @@ class Plan:
         unavailable: Metrics that were asked for and cannot be counted here, with the reason.
         window: Seconds that the steps of a round fill at least; ``end_pass`` says when.
         notes: What limits every figure of this backend here, for the record's notes.
+        retry: Further passes that the first round takes where a step does what its first passes
+            took for absent; 0 where nothing is.
     """
 
     metrics: tuple[str, ...]
@@ -23,6 +25,7 @@ class Plan:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     window: float = 0.0
     notes: Mapping[str, str] = field(default_factory=dict)
+    retry: int = 0
 
     def expected(self, step: float | None) -> int:
         """Steps that one round probably takes, where a step takes so many seconds."""

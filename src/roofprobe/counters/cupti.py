@@ -11,11 +11,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from roofprobe import _native, refusals
+from roofprobe import metrics as table
 from roofprobe._location import find_libcupti
 from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.errors import (
@@ -179,6 +181,16 @@ def require_counters(device: int) -> None:
         _availability(device)
 
 
+@dataclass(frozen=True, slots=True)
+class _Scheduled:
+    """The outcome of ``schedule`` on a device, and the evaluator that it was made with."""
+
+    host: _native.HostEvaluator
+    plan: _native.Schedule | None
+    metrics: tuple[str, ...]
+    unavailable: Mapping[str, str]
+
+
 _availability_lock = threading.Lock()
 
 
@@ -192,6 +204,16 @@ def _availability(device: int) -> _native.AvailabilityImage:
     # asked once, also where two threads want it; a failure is not cached.
     with _availability_lock:
         return _asked_availability(device)
+
+
+@cache
+def _scheduled(device: int, names: tuple[str, ...]) -> _Scheduled:
+    """What a device will count of some metrics.
+
+    The answer stays the same, and takes 20 ms beside a training step, so it is formed once.
+    """
+    host = _native.HostEvaluator(chip_of(device), _availability(device))
+    return _Scheduled(host, *schedule(host, names))
 
 
 def described(host: _native.HostEvaluator, metric: str) -> _native.MetricDescription | None:
@@ -344,10 +366,13 @@ def _evaluate_range(
     """Values of one range, and why for each that is None."""
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
+    absent = _absent(host, image, index, metrics)
+    asked = [name for name in metrics if name not in absent]
     try:
-        raw = dict(host.evaluate(image, index, list(metrics)))
+        raw = dict(host.evaluate(image, index, asked))
     except _native.CuptiError:
-        raw = {name: _evaluate_one(host, image, index, name) for name in metrics}
+        raw = {name: _evaluate_one(host, image, index, name) for name in asked}
+    raw |= dict.fromkeys(absent, 0.0)
     for name in metrics:
         value = raw[name]
         if ranges_dropped:
@@ -359,6 +384,20 @@ def _evaluate_range(
     return values, reasons
 
 
+def _absent(
+    host: _native.HostEvaluator,
+    image: _native.CounterDataImage,
+    index: int,
+    metrics: Sequence[str],
+) -> frozenset[str]:
+    """Instrumented metrics that are 0 because the pipe that executes them did nothing."""
+    gate = table.gate_of(host.chip)
+    if gate is None or gate.name not in metrics:
+        return frozenset()
+    quiet = _evaluate_one(host, image, index, gate.name) == 0
+    return frozenset(table.behind(gate, host.chip)) if quiet else frozenset()
+
+
 def _evaluate_one(
     host: _native.HostEvaluator, image: _native.CounterDataImage, index: int, name: str
 ) -> float:
@@ -368,8 +407,29 @@ def _evaluate_one(
         return math.nan
 
 
+def _around_gate(
+    metrics: Sequence[str], chip: str
+) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """Metrics with the chip's gate among them, and the same without what lies behind it.
+
+    Returns:
+        The metrics alone, and None, where there is no gate or nothing would be saved.
+    """
+    gate = table.gate_of(chip)
+    hidden = table.behind(gate, chip) if gate is not None else ()
+    if gate is None or not set(hidden) <= set(metrics):
+        return tuple(metrics), None
+    gated = table.with_gate(metrics, gate)
+    return tuple(gated), tuple(name for name in gated if name not in hidden)
+
+
 class CuptiBackend:
     """Counts on one CUDA device (see ``CounterBackend``).
+
+    Instrumented instructions that hardly any step runs are left out of a round's first passes where
+    a hardware counter shows, at no price, whether there were any (``metrics.Gate``). Where there
+    were, the round starts over in a session that counts everything: one configuration is all that a
+    session takes.
 
     Args:
         device: CUDA device index, as PyTorch numbers them.
@@ -381,11 +441,14 @@ class CuptiBackend:
     def __init__(self, device: int, synchronize: Callable[[], None]) -> None:
         self._device = device
         self._synchronize = synchronize
-        self._host: _native.HostEvaluator | None = None
-        self._schedule: _native.Schedule | None = None
-        self._metrics: tuple[str, ...] = ()
+        self._whole: _Scheduled | None = None  # everything that was asked for
+        self._spared: _Scheduled | None = None  # without what lies behind the gate
+        self._used: _Scheduled | None = None  # one of the two
+        self._names: tuple[str, ...] = ()  # whose values are told
+        self._gate_open = False  # steps of this backend did what lies behind the gate
         self._session: _native.RangeSession | None = None
         self._fresh = True  # False once a round has been collected: the session must be reset
+        self._decoded: tuple[_native.CounterDataImage, int] | None = None
 
     @property
     def chip(self) -> str:
@@ -405,22 +468,36 @@ class CuptiBackend:
         chip = self.chip
         require_counters(self._device)
         with _translated(f"asking CUDA device {self._device} for its counters"):
-            self._host = _native.HostEvaluator(chip, _availability(self._device))
-            plan, self._metrics, unavailable = schedule(self._host, metrics)
-        if plan is None:
-            reasons = "; ".join(f"{name}: {why}" for name, why in unavailable.items())
+            gated, spared = _around_gate(metrics, chip)
+            self._whole = _scheduled(self._device, gated)
+            self._spared = None
+            if spared is not None and not self._gate_open:
+                # Where the gate itself cannot be counted, nothing is spared.
+                sparing = _scheduled(self._device, spared)
+                self._spared = None if sparing.unavailable else sparing
+        whole = self._whole
+        if whole.plan is None:
+            reasons = "; ".join(f"{name}: {why}" for name, why in whole.unavailable.items())
             raise UnknownMetricError(
                 f"none of the {len(metrics)} metrics asked for can be counted on {chip} "
                 f"({reasons or 'no metric was named'}); "
                 f"list what exists with: roofprobe metrics --chip {chip}"
             )
-        self._schedule = plan
+        self._names = whole.metrics
         notes = {"shared": refusals.MPS_SHARED} if shared else {}
-        return Plan(self._metrics, plan.passes, unavailable, notes=notes)
+        if self._spared is None or self._spared.plan is None:
+            return Plan(self._names, whole.plan.passes, whole.unavailable, notes=notes)
+        return Plan(
+            self._names,
+            self._spared.plan.passes,
+            whole.unavailable,
+            notes=notes,
+            retry=whole.plan.passes,
+        )
 
     def open(self) -> None:
         """Enables the range profiler on the device's primary context."""
-        self._open(max_ranges=2)
+        self._open(self._spared or self._whole, max_ranges=2)
 
     def open_regions(self, switches: int) -> None:
         """The same for passes with so many switches between regions at most.
@@ -429,19 +506,20 @@ class CuptiBackend:
         each switch all the same (26 KB a range): whether CUPTI adds up before or after it counts
         what it has to drop is not documented.
         """
-        self._open(max_ranges=2 + switches)
+        self._open(self._whole, max_ranges=2 + switches)
 
-    def _open(self, max_ranges: int) -> None:
-        assert self._host is not None and self._schedule is not None, "prepare() comes first"
+    def _open(self, scheduled: _Scheduled | None, max_ranges: int) -> None:
+        assert scheduled is not None and scheduled.plan is not None, "prepare() comes first"
         self._synchronize()
         with _translated("opening a range profiler session"):
             self._session = _native.RangeSession(
                 self._device,
-                self._host.chip,
-                list(self._metrics),
-                self._schedule.config,
+                scheduled.host.chip,
+                list(scheduled.metrics),
+                scheduled.plan.config,
                 max_ranges=max_ranges,
             )
+        self._used = scheduled
         self._fresh = True
 
     def begin_pass(self) -> None:
@@ -478,19 +556,36 @@ class CuptiBackend:
         self._synchronize()
         with _translated("ending a pass"):
             session.pop()
-            return session.stop().all_passes_submitted
+            submitted = session.stop().all_passes_submitted
+        if submitted and self._used is self._spared and self._found_gate_open():
+            self._gate_open = True
+            self._spared = None
+            self.close()
+            self.open()
+            return False
+        return submitted
+
+    def _found_gate_open(self) -> bool:
+        """True where the round just counted did what was left out of it, or may have."""
+        assert self._used is not None
+        image, dropped = self._decoded = self._decode()
+        gate = table.gate_of(image.chip)
+        assert gate is not None
+        counts = _evaluate(self._used.host, image, (gate.name,), dropped)
+        return counts.values[gate.name] != 0
 
     def collect(self) -> RoundCounters:
         """Decodes the round; call only after ``end_pass`` answered True."""
-        image, dropped = self._decode()
-        assert self._host is not None
-        return _evaluate(self._host, image, self._metrics, dropped)
+        decoded, self._decoded = self._decoded or self._decode(), None
+        assert self._used is not None
+        image, dropped = decoded
+        return _evaluate(self._used.host, image, self._names, dropped)
 
     def collect_regions(self) -> RegionCounters:
         """Decodes the round by region; call only after ``end_pass`` answered True."""
         image, dropped = self._decode()
-        assert self._host is not None
-        return _evaluate_regions(self._host, image, self._metrics, dropped)
+        assert self._used is not None
+        return _evaluate_regions(self._used.host, image, self._names, dropped)
 
     def _decode(self) -> tuple[_native.CounterDataImage, int]:
         session = self._opened()
@@ -503,6 +598,7 @@ class CuptiBackend:
     def close(self) -> None:
         """Disables the range profiler."""
         session, self._session = self._session, None
+        self._decoded = None
         if session is not None:
             with _translated("closing a range profiler session"):
                 session.close()

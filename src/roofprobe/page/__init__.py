@@ -171,6 +171,9 @@ def meaning_of(row: Metric) -> str:
         return f"{report.BYTES[where]}, {unit}"
     if row.kind == "second":
         return "time that the GPU was in the range, ns"
+    if row.kind == "gate":
+        what = report.path_words(row.path or "")
+        return f"warp instructions of the pipe that executes {what}: where 0, so are those"
     by = "instrumentation" if row.kind == "coverage_sass" else "the hardware"
     return f"store instructions, counted by {by}"
 
