@@ -40,7 +40,7 @@ class Metric:
         kind: What one count is, once multiplied by ``weight``. ``op`` is an integer operation,
             which never enters a FLOP total, and ``gate`` counts what a pipe executed (``Gate``).
         weight: Factor from the counter's value to the base unit of ``kind``.
-        path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for ``flop``, ``op``, ``gate``.
+        path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for kinds ``flop`` and ``op``.
         level: Memory level for kinds ``byte`` and ``sector``.
         direction: ``read`` or ``write`` where the counter tells them apart.
         upper_bound: True where the weight is the largest possible and not the exact one.
@@ -427,11 +427,7 @@ def _table() -> dict[str, Metric]:
     ]
     for family in FAMILIES:
         rows += [*family.tensor, *family.dram, *family.sectors, *family.sass]
-        rows += (
-            [Metric(family.gate.name, "gate", path=family.gate.path)]
-            if family.gate is not None
-            else []
-        )
+        rows += [Metric(family.gate.name, "gate")] if family.gate is not None else []
     return {row.name: row for row in rows}
 
 

@@ -30,7 +30,7 @@ def counters(name):
 
 
 def test_there_are_recordings():
-    assert len(NAMES) == 10
+    assert len(NAMES) == 12
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,6 +64,36 @@ def test_a_copy_moves_its_bytes():
     found = counters("copy-2gib")
     assert found["dram__bytes_read.sum"] == pytest.approx(GIB2, rel=0.01)
     assert found["dram__bytes_write.sum"] == pytest.approx(GIB2, rel=0.01)
+
+
+DMUL = "smsp__sass_thread_inst_executed_op_dmul_pred_on.sum"
+ELEMENTS = 2**24  # of the elementwise products
+
+
+def test_fp64_is_0_where_its_pipe_did_nothing_although_it_was_not_instrumented():
+    found = counters("mul-fp32")
+    assert found["smsp__inst_executed_pipe_fp64.sum"] == 0
+    assert found["smsp__sass_thread_inst_executed_op_fmul_pred_on.sum"] == ELEMENTS
+    assert found[DMUL] == 0
+    derived = figures(Measurement.load(DATA / "mul-fp32.json"))
+    assert derived.flop["sass_fp64"].value == 0
+    assert derived.flop_total.value == ELEMENTS
+    # What makes it 0 is the gate: by itself it has no value.
+    image = recorded("mul-fp32").images[0]
+    alone = cupti.evaluate_image(image, [DMUL])
+    assert alone.values[DMUL] is None
+    assert DMUL in alone.reasons
+
+
+def test_fp64_is_counted_where_its_pipe_did_something():
+    found = counters("mul-fp64")
+    assert found["smsp__inst_executed_pipe_fp64.sum"] == ELEMENTS / 32  # lanes of a warp
+    assert found[DMUL] == ELEMENTS
+    record = Measurement.load(DATA / "mul-fp64.json")
+    assert record.rounds[0].passes == 14  # 7 without fp64, and 7 with it
+    derived = figures(record)
+    assert derived.flop["sass_fp64"].value == ELEMENTS
+    assert derived.flop_total.value == ELEMENTS
 
 
 # Per step, from FACTS measured with a separate program on the same kind of machine:

@@ -172,8 +172,7 @@ def meaning_of(row: Metric) -> str:
     if row.kind == "second":
         return "time that the GPU was in the range, ns"
     if row.kind == "gate":
-        what = report.path_words(row.path or "")
-        return f"warp instructions of the pipe that executes {what}: where 0, so are those"
+        return "warp instructions of a pipe: where 0, what only it executes was not instrumented"
     by = "instrumentation" if row.kind == "coverage_sass" else "the hardware"
     return f"store instructions, counted by {by}"
 
