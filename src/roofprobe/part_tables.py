@@ -275,7 +275,8 @@ def _fitted(heads: Sequence[str], rows: Sequence[PartRow]) -> tuple[PartRow, ...
     _, *others = (max(map(len, column)) for column in zip(heads, *rows, strict=True))
     room = _LINE - sum(others) - len(" │ ") * len(others)
     length = min(_NAME, max(_SHORTEST, room))
-    return tuple(said._replace(part=_shortened(said.part, length)) for said in rows)
+    names = told_apart([said.part for said in rows], length)
+    return tuple(said._replace(part=name) for said, name in zip(rows, names, strict=True))
 
 
 def _dram(part: Part) -> float | None:
@@ -328,8 +329,28 @@ def _counted_row(found: KernelPart, length: int) -> CountedRow:
     )
 
 
-def _shortened(name: str, length: int) -> str:
-    """One line of text, the middle of a long one left out: names differ at both ends."""
+def told_apart(names: Sequence[str], length: int) -> list[str]:
+    """Short names of which no two are alike, if one cut for all of them does that.
+
+    Args:
+        names: Of rows of one table.
+        length: Characters at most.
+    """
+    usual = (length - 1) // 3
+    # Layers of a deep model differ in the middle of their paths: then the beginning goes first.
+    cuts = (usual, 0, *range(length - 1, 0, -1))
+    tried = ([_shortened(name, length, head) for name in names] for head in cuts)
+    return max(tried, key=lambda short: len(set(short)))
+
+
+def _shortened(name: str, length: int, head: int | None = None) -> str:
+    """One line of text, the middle of a long one left out: most names differ at both ends.
+
+    Args:
+        name: Any text.
+        length: Characters at most.
+        head: Characters before the gap; a third where not given.
+    """
     name = " ".join(name.split())
-    head = (length - 1) // 3
+    head = (length - 1) // 3 if head is None else head
     return name if len(name) <= length else f"{name[:head]}…{name[head + 1 - length :]}"

@@ -125,7 +125,10 @@ def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
     named = _named(roofline.points)
     texts = [_short(name) for name in _marks(named)]
     if _numbered(named, layout.size[0]):
-        texts = [str(index) for index in range(1, len(texts) + 1)]
+        places = [layout.at(point.intensity, point.flop_per_s) for point in named]
+        groups = _coinciding(places, [sizes[point] / 4 for point in named])
+        texts = [_runs([index + 1 for index in group]) for group in groups]
+        named = [named[group[0]] for group in groups]
     labels = [
         _point_label(layout, text, point, sizes[point])
         for text, point in zip(texts, named, strict=True)
@@ -395,6 +398,39 @@ def _numbered(points: Sequence[Point], width: float) -> bool:
         return True
     widths = [_width(_short(mark), _LABEL) for mark in _marks(points)]
     return len(points) > 1 and max(widths, default=0.0) > _LONGEST * width
+
+
+def _coinciding(places: Sequence[NDArray[np.float64]], near: Sequence[float]) -> list[list[int]]:
+    """Indices of points that lie on one another, so that one label does for all of them.
+
+    Args:
+        places: Of the points' centres.
+        near: How far from each point's centre another one is taken to lie on it.
+    """
+    groups: list[list[int]] = []
+    for index, place in enumerate(places):
+        for group in groups:
+            reach = min(near[group[0]], near[index])
+            if math.dist(places[group[0]], place) <= reach:
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending numbers, each run of them by its ends: ``1-3, 5, 6``."""
+    runs: list[list[int]] = []
+    for each in numbers:
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    parts = (
+        [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(each) for each in run] for run in runs
+    )
+    return ", ".join(text for part in parts for text in part)
 
 
 class _Place(NamedTuple):

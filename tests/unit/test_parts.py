@@ -8,7 +8,7 @@ from test_record import sample
 
 from roofprobe import metrics
 from roofprobe.errors import UsageError
-from roofprobe.part_tables import by_loss, tables
+from roofprobe.part_tables import by_loss, tables, told_apart
 from roofprobe.parts import checks, parts, phases, within
 from roofprobe.record import (
     Environment,
@@ -304,3 +304,20 @@ def test_kernels_alone_are_sorted_by_time_and_have_no_counts():
     assert any(line.startswith("Kernels by time, 2 of 2") for line in lines)
     with pytest.raises(UsageError, match="was not counted by part"):
         layered_roofline(whole)
+
+
+def test_shortened_names_of_layers_can_be_told_apart():
+    layers = [f"encoder.layers.encoder_layer_{n}.self_attention backward" for n in range(12)]
+    short = told_apart(layers, 34)
+    assert len(set(short)) == 12
+    assert all(len(name) <= 34 for name in short)
+    assert short[3] == "…r_layer_3.self_attention backward"
+    # Where the usual cut does, it is used; what fits is left alone.
+    assert told_apart(["conv1", "layer1.0.downsample.0 backward"], 20) == [
+        "conv1",
+        "layer1…le.0 backward",
+    ]
+    # The beginning tells these apart, and nothing tells equal names apart.
+    blocks = [f"stage{n}.the.same.long.path.of.modules.in.each.stage" for n in range(3)]
+    assert len(set(told_apart(blocks, 20))) == 3
+    assert told_apart(["x" * 30, "x" * 30], 10) == ["xxx…xxxxxx", "xxx…xxxxxx"]

@@ -190,6 +190,20 @@ def test_many_points_are_numbered_with_a_key():
     assert all(f"{i}\N{NO-BREAK SPACE}layer{i}" in texts[-1] for i in range(1, 21))
 
 
+def test_points_that_lie_on_one_another_share_a_number():
+    """Layers of one kind do; a number each would hide the others."""
+    block = [Point(f"block{i}", 10.0 * (1 + 1e-4 * i), 1e12, "dram", "cupti") for i in range(4)]
+    apart = [Point(f"head{i}", 1.0 * 10**i, 1e11, "dram", "cupti") for i in range(3)]
+    last = Point("block4", 10.0, 1e12, "dram", "cupti")
+    points = (*block[:3], apart[0], block[3], *apart[1:], last)
+    _, _, markers, texts = drawn(Roofline("", FULL.ceilings, points, ()))
+    assert len(markers) == 8
+    assert {"4", "6", "7"} <= set(texts)
+    assert "1-3, 5, 8" in texts
+    assert not {"1", "2", "3", "5", "8"} & set(texts)
+    assert all(f"{i}\N{NO-BREAK SPACE}{p.name}" in texts[-1] for i, p in enumerate(points, 1))
+
+
 def test_ridges_are_dots_where_roofs_of_one_kind_meet():
     ax, _, _, _ = drawn(FULL)
     (dots,) = ax.collections
