@@ -281,8 +281,9 @@ ANALYTIC: Final[tuple[Metric, ...]] = (
     Metric(f"{ANALYTIC_PREFIX}bytes_write.sum", "byte", level="dram", direction="write"),
 )
 
-# The GPM backend's, likewise. Errors are the largest differences from CUPTI's counters that
-# tests/gpu/test_gpm.py accepts. An active CUDA-core pipe does no more than its datasheet's FLOP.
+# The GPM backend's, likewise. Errors bound the differences from CUPTI's counters that were seen
+# (harness/results/h200/gpm_windows.json; the largest in bytes was of a GEMM that throttled the
+# clock). An active CUDA-core pipe does no more than its datasheet's FLOP.
 GPM_PREFIX: Final = "gpm__"
 GPM: Final[tuple[Metric, ...]] = (
     *(
@@ -293,7 +294,7 @@ GPM: Final[tuple[Metric, ...]] = (
         Metric(f"{GPM_PREFIX}flop_{p}.sum", "flop", path=f"sass_{p}", upper_bound=True, error=0.05)
         for p in ("fp16", "fp32", "fp64")
     ),
-    Metric(f"{GPM_PREFIX}bytes_dram.sum", "byte", level="dram", error=0.05),
+    Metric(f"{GPM_PREFIX}bytes_dram.sum", "byte", level="dram", error=0.07),
 )
 
 
