@@ -237,7 +237,7 @@ def main() -> int:
         body = {
             "question": "seconds of wall clock that a measured loop takes beyond its steps",
             "kinds": KINDS,
-            "command": "python harness/cost.py OUT.json",
+            "command": " ".join(["python harness/cost.py OUT.json", *sys.argv[2:]]),
             "workload": {"arch": ARCH, "batch": BATCH, "warmup": WARMUP, "timed": TIMED},
             **figures,
             "runs": runs,

@@ -502,9 +502,8 @@ class CuptiBackend:
     def open_regions(self, switches: int) -> None:
         """The same for passes with so many switches between regions at most.
 
-        Ranges of one name are added up, so that fewer would do in the end. The image has room for
-        each switch all the same (26 KB a range): whether CUPTI adds up before or after it counts
-        what it has to drop is not documented.
+        Ranges of one name are added up in the end, and still each needs its room (26 KB): with
+        less the process crashed (docs/design.md, "Parts of a step").
         """
         self._open(self._whole, max_ranges=2 + switches)
 

@@ -61,7 +61,8 @@ _FLOP_PER_CYCLE: Final[Mapping[tuple[int, int], Mapping[str, float]]] = {
     },
 }
 # FLOP path -> tensor FLOP that the hardware counted over what the active cycles could have held, on
-# H200s (harness/results/h200/gpm_windows.json, and readings before it): the middle of what was seen.
+# H200s (harness/results/h200/gpm_windows.json, and readings before it): the middle of what was
+# seen.
 # TF32 0.909 (a GEMM of 8192) to 0.942 (ResNet-18), BF16 0.842 (ResNet-18, autocast) to 0.905 (a
 # GEMM), FP64 0.965 to 0.998 (a GEMM). FP16 is taken to be like BF16.
 _YIELD: Final[Mapping[str, float]] = {
