@@ -7,6 +7,8 @@ import pytest
 
 from roofprobe.ceilings import cache
 from roofprobe.derive import figures
+from roofprobe.part_tables import by_loss
+from roofprobe.parts import checks
 from roofprobe.record import Measurement
 
 RESULTS = Path(__file__).parents[2] / "harness/results"
@@ -22,7 +24,10 @@ def test_there_are_results():
 def test_a_result_is_whole(path):
     record = Measurement.load(path)
     assert record.complete
-    assert record.coverage.trusted
+    if record.source == "gpm":  # counts without instrumentation, and CUDA cores as bounds
+        assert record.coverage is None
+    else:
+        assert record.coverage.trusted
     assert record.environment.command
     assert record.clocks.samples > 0
     assert figures(record).flop_total.value > 0
@@ -120,3 +125,54 @@ def test_measured_ceilings_are_under_the_datasheet(monkeypatch):
     # No roof is so far below it that something else was measured.
     assert all(peaks[of] > 0.7 * peak for of, peak in DATASHEET.items())
     assert peaks["l2"] > peaks["dram"]
+
+
+PARTS = {"resnet18": 116, "resnet50": 272, "vit_b_16": 170}
+
+
+@pytest.mark.parametrize("arch", PARTS)
+def test_layers_add_up_to_the_step(arch):
+    record = Measurement.load(H200 / f"{arch}-layers/run.json")
+    assert len(record.regions.segments) == PARTS[arch]
+    for check in checks(record):
+        close = 1e-5 if check.name == "FLOP" else 0.002
+        assert check.parts == pytest.approx(check.whole, rel=close), check.name
+    assert {check.name for check in checks(record)} == {"FLOP", "dram", "l2", "l1"}
+    time = sum(segment.time for segment in record.regions.segments)
+    assert time == pytest.approx(record.kernels.union, rel=0.002)
+    # The ten that lose most are told apart in the report beside it.
+    report = (H200 / f"{arch}-layers/report.txt").read_text()
+    table = report.partition("By layer, by time lost")[2].splitlines()[3:13]
+    names = [line.partition("│")[0].strip() for line in table]
+    assert len(set(names)) == 10
+    worst = [part.name for part in by_loss(record)[:10]]
+    for name, whole in zip(names, worst, strict=True):
+        head, gap, tail = name.partition("…")
+        assert whole.startswith(head)
+        assert whole.endswith(tail)
+        assert gap or whole == name
+
+
+def test_what_measuring_costs():
+    cost = json.loads((H200 / "cost.json").read_text())["beyond_the_steps"]
+    assert cost["measured"] <= 0.8
+    assert cost["resnet18"] <= 2.5
+    every = json.loads((H200 / "cost-all-kinds.json").read_text())
+    assert every["hardware_pass_slowdown"] <= 0.01
+    assert every["slowdown_afterwards"] <= 0.01
+
+
+def test_a_thousand_measurements_pile_nothing_up():
+    soak = json.loads((H200 / "soak.json").read_text())
+    assert soak["count"] == 1000
+    assert soak["source"] == "cupti"
+    before, after = soak["second_tenth"], soak["last_tenth"]
+    assert after["resident"] < 1.01 * before["resident"]
+    assert {key: after[key] for key in ("device", "files", "threads")} == {
+        key: before[key] for key in ("device", "files", "threads")
+    }
+    assert len(soak["values"]) == 14
+    assert all(len(values) == 1 for values in soak["values"].values())
+    (ffma,) = soak["values"]["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"]
+    (tf32,) = soak["values"]["sm__ops_path_tensor_src_tf32_dst_fp32.sum"]
+    assert 2 * ffma + tf32 == pytest.approx(2 * 1024**3, rel=0.01)
