@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roofprobe.derive import Figures, figures
+    from roofprobe.eager import with_sass_of
     from roofprobe.errors import RoofprobeError
     from roofprobe.judge import verdict
     from roofprobe.probe import Probe, Progress, measure, measure_step, prepare
@@ -25,6 +26,7 @@ _HOME = {
     "measure_step": "probe",
     "prepare": "probe",
     "verdict": "judge",
+    "with_sass_of": "eager",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "measure_step",
     "prepare",
     "verdict",
+    "with_sass_of",
 ]
 
 

@@ -144,6 +144,14 @@ def figures(record: Measurement) -> Figures:
     )
 
 
+def counter(record: Measurement, metric: str) -> float | None:
+    """Mean of a counter, of the eager run where the record has one and no value of its own."""
+    value = record.value(metric)
+    if value is None and record.eager is not None:
+        return record.eager.counters.get(metric)
+    return value
+
+
 def own_rows(record: Measurement) -> tuple[Metric, ...]:
     """The table's rows for the metrics of a record that its source can count.
 
@@ -267,7 +275,7 @@ def _study_reason(record: Measurement, flop: Figure, total: Figure) -> str | Non
         return None
     shares: dict[str, float] = {}
     for row in metrics.rows(record.metrics):
-        value = record.value(row.name)
+        value = counter(record, row.name)
         if row.kind == "flop" and row.path and value and row.path.startswith("tensor_"):
             shares[row.path] = shares.get(row.path, 0.0) + row.weight * value
     tensor = sum(shares.values())
@@ -289,12 +297,18 @@ def _summed(record: Measurement, rows: Iterable[Metric]) -> Figure:
     source = record.source
     if not chosen:
         return Figure(None, source, reason="no such counter was asked for")
+    borrowed: Mapping[str, float] = {}
     for row in chosen:
-        if record.value(row.name) is None:
+        if record.value(row.name) is not None:
+            continue
+        value = counter(record, row.name)
+        if value is None or record.eager is None:
             reason = record.unavailable.get(row.name, "not measured")
             return Figure(None, source, reason=f"{row.name}: {reason}")
+        source = record.eager.source
+        borrowed = {**borrowed, row.name: value}
     per_round = [
-        sum(row.weight * (counted.counters[row.name] or 0.0) for row in chosen)
+        sum(row.weight * ({**counted.counters, **borrowed}[row.name] or 0.0) for row in chosen)
         for counted in record.rounds
     ]
     mean = fmean(per_round)
@@ -309,7 +323,7 @@ def _error(record: Measurement, rows: Sequence[Metric]) -> float | None:
     """Relative error of a weighted sum; errors of one backend have one cause, and so add up."""
     if not any(row.error for row in rows):
         return None
-    parts = [row.weight * (record.value(row.name) or 0.0) for row in rows]
+    parts = [row.weight * (counter(record, row.name) or 0.0) for row in rows]
     whole = sum(parts)
     if not whole:
         return max(row.error for row in rows)

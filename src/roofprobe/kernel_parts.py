@@ -88,6 +88,7 @@ def _own(record: Measurement, regions: Regions, kernel: Kernel) -> Measurement:
         coverage=None,
         crosscheck=None,
         regions=None,
+        eager=None,
         warnings=(),
     )
 

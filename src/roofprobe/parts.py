@@ -213,6 +213,7 @@ def _part(record: Measurement, regions: Regions, name: str, segments: Sequence[S
         kernels=kernels,
         crosscheck=None,
         regions=None,
+        eager=None,  # counted of the whole step alone
         warnings=(),
     )
     return Part(name, tuple(segments), own, step_time)

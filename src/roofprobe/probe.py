@@ -25,6 +25,7 @@ import torch
 from roofprobe import activity, ceilings, coverage, environment, metrics
 from roofprobe.breakdown import Breakdown, check_range_name
 from roofprobe.counters import CounterBackend, Plan, RoundCounters, counts_regions, external
+from roofprobe.eager import with_sass_of
 from roofprobe.errors import (
     CounterPermissionError,
     CountersBusyError,
@@ -861,14 +862,36 @@ def measure(
         active.release()
 
 
-def measure_step(step: Callable[[], object], name: str = "step", **options: object) -> Measurement:
+def measure_step(
+    step: Callable[[], object],
+    name: str = "step",
+    *,
+    eager: Callable[[], object] | None = None,
+    **options: object,
+) -> Measurement:
     """Measures a callable, which is run as often as the measurement needs.
 
     Args:
         step: One step; it must do the same work every time.
         name: The region's name.
+        eager: The same step without a CUDA graph. Where SASS counters were hidden, this is measured
+            as well and theirs are taken, and figures with them are labelled so. A warning says
+            where it turned out to be another step.
         options: As for ``measure``.
     """
+    record = _measured(step, name, options)
+    coverage = record.coverage
+    if eager is None or coverage is None or coverage.trusted:
+        return record
+    whole = {key: value for key, value in options.items() if key not in ("by", "model")}
+    other = _measured(eager, f"{name} (eager)", whole)
+    try:
+        return with_sass_of(record, other)
+    except UsageError as error:
+        return replace(record, warnings=(*record.warnings, f"SASS counters stay out: {error}"))
+
+
+def _measured(step: Callable[[], object], name: str, options: Mapping[str, object]) -> Measurement:
     with measure(name, **options) as probe:  # type: ignore[arg-type]
         while not probe.done:
             with probe.step():

@@ -358,6 +358,27 @@ class Regions:
 
 
 @dataclass(frozen=True, slots=True)
+class EagerRun:
+    """The same step launched kernel by kernel, for counters that a CUDA graph hides.
+
+    Attributes:
+        name: Of that measurement.
+        created: UTC, ISO 8601.
+        command: Its command.
+        counters: CUPTI metric name -> mean over its rounds; instrumented metrics only.
+        agreement: Hardware counter that both have -> its value here over its value there.
+        source: The label of every figure in which one of these counters is.
+    """
+
+    name: str
+    created: str
+    command: tuple[str, ...]
+    counters: Mapping[str, float]
+    agreement: Mapping[str, float]
+    source: str = "cupti, eager run"
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and the software. None means that it could not be read or does not exist."""
 
@@ -404,6 +425,7 @@ class Measurement:
         roofs: Ceilings measured on this device, where that was done.
         crosscheck: The same step under another profiler, where that was done.
         regions: The step by phase, layer or kernel, where that was asked for.
+        eager: SASS counters of an eager run, where they were hidden here and somebody asked.
         overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
         notes: Part -> why it is missing or limited.
         warnings: For the user, in order of appearance.
@@ -426,6 +448,7 @@ class Measurement:
     roofs: tuple[MeasuredRoof, ...] = ()
     crosscheck: CrossCheck | None = None
     regions: Regions | None = None
+    eager: EagerRun | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -547,13 +547,24 @@ def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable
     if record.coverage is not None and record.coverage.fraction is not None:
         yield (
             f"SASS coverage: {percent(record.coverage.fraction, 4)} of the stores that the "
-            "hardware counted" + ("" if record.coverage.trusted else "; SASS figures are withheld")
+            "hardware counted" + ("" if record.coverage.trusted else _untrusted(record))
         )
     elif record.coverage is not None and record.coverage.trusted:
         yield f"SASS coverage: {record.coverage.cause}"
     if derived.study is not None and derived.study.reason is not None:
         times = f"{number(derived.study.ratio)} times" if derived.study.ratio else "all of"
         yield f"Total FLOP are {times} the study's: {derived.study.reason}."
+
+
+def _untrusted(record: Measurement) -> str:
+    eager = record.eager
+    if eager is None:
+        return "; SASS figures are withheld"
+    worst = max(eager.agreement.values(), key=lambda ratio: abs(ratio - 1))
+    return (
+        f"; SASS figures are of an eager run of the same step ({eager.name}, {eager.created}), "
+        f"whose hardware counters agree with this one's within {percent(abs(worst - 1), 2)}"
+    )
 
 
 def _others(record: Measurement) -> Iterable[Row]:

@@ -77,6 +77,37 @@ def test_a_loop_that_ends_before_fp64_was_counted_says_how_many_steps_it_lacks()
     assert roofprobe.figures(record).flop["sass_fp64"].value is None
 
 
+def test_a_graph_has_the_sass_counters_of_an_eager_run_where_that_was_asked():
+    a = torch.randn(1024, 1024, device="cuda")
+    b, out = torch.randn_like(a), torch.empty_like(a)
+
+    def step():
+        torch.mm(a, b, out=out)
+        torch.relu_(out)
+
+    with tf32(False):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        alone, hidden = measure(graph.replay)
+        assert hidden.flop["sass_fp32"].value is None
+        record, figures = measure(graph.replay, eager=step)
+    assert figures.flop["sass_fp32"].value == pytest.approx(2 * 1024**3, rel=5e-3)
+    assert figures.flop["sass_fp32"].source == "cupti, eager run"
+    assert figures.byte["dram"].source == "cupti"
+    assert all(abs(ratio - 1) < 0.02 for ratio in record.eager.agreement.values())
+    assert alone.eager is None
+    # Another step is not taken for it.
+    with tf32(False):
+        other, figures = measure(graph.replay, eager=gemm(512, torch.float32))
+    assert figures.flop["sass_fp32"].value is None
+    assert "SASS counters stay out" in " ".join(other.warnings)
+
+
 def test_study_misses_a_tf32_gemm():
     with tf32(True):
         _, figures = measure(gemm(N, torch.float32))

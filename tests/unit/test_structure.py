@@ -65,6 +65,7 @@ LAYERS = [
     "ceilings.gpu",
     "ceilings.cache",
     "ceilings",
+    "eager",
     "probe",
     "ncu_run",
     "kernel_counters",

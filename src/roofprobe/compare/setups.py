@@ -73,7 +73,11 @@ def notes(before: Measurement, after: Measurement) -> Iterator[str]:
                 f"{len(record.rounds)} whole rounds are compared"
             )
         if record.coverage is not None and not record.coverage.trusted:
-            yield f"{side} has no SASS figures: {record.coverage.cause or 'coverage is too low'}"
+            cause = record.coverage.cause or "coverage is too low"
+            if record.eager is None:
+                yield f"{side} has no SASS figures: {cause}"
+            else:
+                yield f"{side} has SASS figures of an eager run ({record.eager.name}): {cause}"
     only = [
         (side, sorted(counted(record) - counted(other)))
         for side, record, other in (("before", before, after), ("after", after, before))

@@ -149,14 +149,16 @@ def _parts(record: Measurement, regions: Regions) -> Mapping[str, Any]:
 
 def _counters(record: Measurement) -> Iterator[Counter]:
     for name in record.metrics:
-        value, spread = record.value(name), record.spread(name)
+        value, spread, source = record.value(name), record.spread(name), record.source
+        if value is None and record.eager is not None and name in record.eager.counters:
+            value, source = record.eager.counters[name], record.eager.source
         shown = "n/a" if value is None else f"{value:,.0f}"
         row = metrics.TABLE.get(name)
         meaning = meaning_of(row) if row is not None else "no part of a roofline"
         if value is None:
             meaning = f"{meaning}: {record.unavailable.get(name, 'not measured')}"
         between = percent(spread, 2) if spread is not None else ""
-        yield Counter(name, meaning, shown, between, record.source)
+        yield Counter(name, meaning, shown, between, source)
 
 
 def meaning_of(row: Metric) -> str:
