@@ -24,16 +24,22 @@ import torch
 
 from roofprobe import activity, ceilings, coverage, environment, metrics
 from roofprobe.breakdown import Breakdown, check_range_name
-from roofprobe.counters import CounterBackend, Plan, RoundCounters, counts_regions, external
+from roofprobe.counters import (
+    CounterBackend,
+    Plan,
+    RoundCounters,
+    counts_regions,
+    external,
+    retries,
+)
 from roofprobe.eager import with_sass_of
 from roofprobe.errors import (
-    CounterPermissionError,
     CountersBusyError,
     CuptiError,
     HardwareBusyError,
     MeasurementActiveError,
     RoofprobeError,
-    UnsupportedDeviceError,
+    UnknownMetricError,
     UsageError,
 )
 from roofprobe.kernel_names import brief, demangled
@@ -57,9 +63,6 @@ Phase = Literal["warmup", "plan", "timing", "labels", "pass", "kernels", "done"]
 # Traced steps; their kernel times are averaged. Two show a step that is not like the others.
 _TRACED_STEPS: Final = 2
 
-# What makes the next backend's figures better than none. Not a second CUPTI client in this process
-# (nsys, ncu): there it is the other tool's measurement, and this one is in its way.
-_REFUSED: Final = (CounterPermissionError, HardwareBusyError, UnsupportedDeviceError)
 
 # Steps alike repeat their FLOP but for what follows the data, as max-pooling's kernels do.
 _SAME_FLOP: Final = 0.02
@@ -147,6 +150,7 @@ class Probe:
         self._profiler_seen = False
         self._passes_run = 0
         self._retried = 0  # passes that the first round took beyond its plan
+        self._before_retry: tuple[float, ...] = ()  # durations of the passes before them
         self._attached = False  # a session is open
         self._requests: list[int] = []  # for memory, of each counted step
         self._part_plan: Plan | None = None
@@ -282,6 +286,8 @@ class Probe:
         """Every ``yield`` hands over to the user: in turn between steps and inside one."""
         for index in range(self._warmup):
             yield
+            if self._prepared.done():  # the price, or a refusal, before more steps are spent
+                self._await_plan()
             self._report("warmup", index + 1, self._warmup)
             yield
         self._await_plan()
@@ -418,6 +424,7 @@ class Probe:
                 while not submitted:
                     if len(durations) == plan.passes and plan.retry:
                         self._retried = plan.retry
+                        self._before_retry = tuple(durations)
                     most = plan.passes + plan.retry
                     if len(durations) == most and not plan.window:
                         raise CuptiError(
@@ -507,7 +514,7 @@ class Probe:
         while True:
             try:
                 return self._prepare()
-            except _REFUSED as error:
+            except (CuptiError, UnknownMetricError) as error:
                 self._fall_back(error)
 
     def _open_any(self) -> None:
@@ -515,14 +522,18 @@ class Probe:
         while True:
             try:
                 return self._backend.open()
-            except _REFUSED as error:
+            except CuptiError as error:
                 self._backend.close()
                 self._fall_back(error)
                 self._prepared = self._preparer.submit(self._prepare_any)
                 self._prepared.result()
 
-    def _fall_back(self, error: CuptiError) -> None:
-        if not self._others:
+    def _fall_back(self, error: RoofprobeError) -> None:
+        # A second CUPTI client in this process (nsys, ncu) is here on purpose: it is its
+        # measurement, and this one is in its way. Metrics by their names are asked of CUPTI alone.
+        busy = isinstance(error, CountersBusyError) and not isinstance(error, HardwareBusyError)
+        named = isinstance(error, UnknownMetricError) and self._request not in metrics.SET_NAMES
+        if busy or named or not self._others:
             raise error
         refused, self._backend = self._backend.source, self._others.pop(0)
         self._warnings.append(
@@ -565,6 +576,9 @@ class Probe:
         return plan
 
     def _await_plan(self) -> None:
+        """Waits for the plan and announces its price, once."""
+        if "wait for plan" in self._overhead:
+            return
         started = time.perf_counter()
         plan = self._plan()
         self._overhead["wait for plan"] = time.perf_counter() - started
@@ -694,16 +708,20 @@ class Probe:
 
     def _build(self, plan: Plan, missing: int) -> Measurement:
         unavailable = dict(plan.unavailable)
+        whole = len(self._collected)
+        if not whole and retries(self._backend):
+            counts = self._backend.before_retry()
+            if counts is not None:
+                self._collected.append((counts, self._before_retry))
         for counts, _ in self._collected:
             unavailable |= counts.reasons
             self._warnings += [text for text in counts.warnings if text not in self._warnings]
-        whole = len(self._collected)
         if missing:
             self._warnings.append(
                 f"incomplete: the loop ended {missing} steps too early; "
                 f"{whole} of {self._round_count} rounds of counters are whole"
             )
-        if not whole:
+        if not self._collected:
             why = "the run ended before all passes of a round were done"
             unavailable |= dict.fromkeys(plan.metrics, str(self.refusal or why))
         if len(set(self._requests)) > 1:

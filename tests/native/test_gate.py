@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 
+import roofprobe
 from roofprobe import _native, metrics
 from roofprobe.counters import cupti
 from roofprobe.counters.recorded import CounterFile
@@ -108,6 +109,23 @@ def test_a_step_with_fp64_starts_over_once_with_everything(backend, monkeypatch)
     # Known once, it is not tried again: neither by part nor in another plan.
     backend.close()
     assert backend.prepare(FULL).retry == 0
+
+
+def test_a_loop_that_ends_in_the_second_set_keeps_what_the_first_one_counted(backend, monkeypatch):
+    monkeypatch.setattr(Session, "images", ["mul-fp64", "mul-fp64"])
+    with roofprobe.measure(backend=backend, device="cpu", warmup=1, timed=2) as probe:
+        for _ in probe.steps(range(1 + 2 + 7 + 1)):
+            pass
+    record = probe.result
+    assert not record.complete
+    assert record.steps_missing == 6  # of 7 and 7
+    (counted,) = record.rounds
+    assert counted.passes == 7
+    assert counted.counters[GATE.name] == 2**24 / 32
+    assert counted.counters["l1tex__t_bytes.sum"] == 3 * 8 * 2**24  # two read, one written
+    assert [counted.counters[name] for name in HIDDEN] == [None] * 3
+    assert "the loop ended while" in record.unavailable[DMUL]
+    assert "0 of 1 rounds" in " ".join(record.warnings)
 
 
 def test_counts_by_part_leave_nothing_out(backend, monkeypatch):

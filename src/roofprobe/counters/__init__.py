@@ -135,6 +135,19 @@ class RegionBackend(CounterBackend, Protocol):
         ...
 
 
+class RetryBackend(CounterBackend, Protocol):
+    """A backend whose first round may start over with more metrics (``Plan.retry``)."""
+
+    def before_retry(self) -> RoundCounters | None:
+        """What the passes before the retry counted, for a loop that ended during it; else None."""
+        ...
+
+
+def retries(backend: CounterBackend) -> TypeGuard[RetryBackend]:
+    """True for a backend whose first round may start over."""
+    return callable(getattr(type(backend), "before_retry", None))
+
+
 def counts_regions(backend: CounterBackend) -> TypeGuard[RegionBackend]:
     """True for a backend that can also count by region."""
     # Not by isinstance: that would ask for the chip, which takes CUPTI half a second to tell.

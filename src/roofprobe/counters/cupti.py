@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -449,6 +449,7 @@ class CuptiBackend:
         self._session: _native.RangeSession | None = None
         self._fresh = True  # False once a round has been collected: the session must be reset
         self._decoded: tuple[_native.CounterDataImage, int] | None = None
+        self._without: RoundCounters | None = None  # a round without what lies behind the gate
 
     @property
     def chip(self) -> str:
@@ -557,6 +558,7 @@ class CuptiBackend:
             session.pop()
             submitted = session.stop().all_passes_submitted
         if submitted and self._used is self._spared and self._found_gate_open():
+            self._without = self._as_far_as_counted()
             self._gate_open = True
             self._spared = None
             self.close()
@@ -573,8 +575,25 @@ class CuptiBackend:
         counts = _evaluate(self._used.host, image, (gate.name,), dropped)
         return counts.values[gate.name] != 0
 
+    def _as_far_as_counted(self) -> RoundCounters:
+        assert self._used is not None and self._decoded is not None
+        image, dropped = self._decoded
+        counted = _evaluate(self._used.host, image, self._used.metrics, dropped)
+        hidden = [name for name in self._names if name not in self._used.metrics]
+        why = "the loop ended while a round with it was counted"
+        return replace(
+            counted,
+            values={**counted.values, **dict.fromkeys(hidden)},
+            reasons={**counted.reasons, **dict.fromkeys(hidden, why)},
+        )
+
+    def before_retry(self) -> RoundCounters | None:
+        """The round that was whole but for what lies behind the gate; None once that is counted."""
+        return self._without
+
     def collect(self) -> RoundCounters:
         """Decodes the round; call only after ``end_pass`` answered True."""
+        self._without = None
         decoded, self._decoded = self._decoded or self._decode(), None
         assert self._used is not None
         image, dropped = decoded
