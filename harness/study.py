@@ -20,6 +20,7 @@ import argparse
 import gzip
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -178,9 +179,9 @@ def ncu_command(ncu: str, chip: str, log: Path, program: Sequence[str]) -> list[
     """The study's Nsight Compute command for a program that brackets its step.
 
     The study's options are application replay, all processes and the eight metrics: fp16, fadd,
-    fmul and ffma instructions, DRAM sectors and DRAM rates, read and written. The duration and
-    the total of DRAM bytes come with the same two passes. Ours besides: a CSV of raw values in
-    base units, and clocks left alone, as in the run that it is compared with. The cache flush
+    fmul and ffma instructions, DRAM sectors and DRAM rates, read and written. Ours besides: the
+    duration, because none of the eight is a time (it takes no further pass); a CSV of raw values
+    in base units; and clocks left alone, as in the run that it is compared with. The cache flush
     before every kernel is ncu's default, and so the study's.
 
     Args:
@@ -189,14 +190,11 @@ def ncu_command(ncu: str, chip: str, log: Path, program: Sequence[str]) -> list[
         log: File for the CSV.
         program: Its command line.
     """
-    names = metrics.metric_set("study", chip)
-    rates = [
-        f"{name.replace('sectors', 'bytes')}.per_second" for name in names if "__sectors" in name
-    ]
+    names = [*metrics.metric_set("study", chip), "gpu__time_duration.sum"]
     return [
         *(ncu, "-f", "--log-file", str(log)),
         *("--profile-from-start", "off", "--replay-mode", "application"),
-        *("--target-processes", "all", "--metrics", ",".join([*names, *rates])),
+        *("--target-processes", "all", "--metrics", ",".join(names)),
         *("--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none"),
         *program,
     ]
@@ -277,7 +275,12 @@ def _process(command: Sequence[str], output: Path) -> float | None:
     with output.open("w", encoding="utf-8") as stream:
         stream.write(f"$ {shlex.join(command)}\n")
         stream.flush()
-        code = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"},  # ncu writes numbers as the locale does
+        ).returncode
     return time.perf_counter() - started if code == 0 else None
 
 

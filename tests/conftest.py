@@ -10,6 +10,7 @@ NO_GPU = "needs an NVIDIA GPU"
 EXPECTED_SKIPS = {
     NO_GPU,
     "needs ncu",
+    "needs ncu-report",
     "needs Chromium and Playwright",
     "needs two GPUs",
     "needs a machine without an NVIDIA driver",

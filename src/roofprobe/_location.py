@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from roofprobe.errors import CuptiLibraryError
@@ -31,12 +31,7 @@ def find_libcupti() -> Path:
     """
     loaded = mapped_libcupti()
     if len(loaded) > 1:
-        raise CuptiLibraryError(
-            "this process has loaded more than one libcupti ("
-            + ", ".join(map(str, loaded))
-            + "), which break each other: uninstall the nvidia-cuda-cupti package that PyTorch was "
-            "not built for, and take CUDA toolkits off LD_LIBRARY_PATH"
-        )
+        raise CuptiLibraryError(_several([str(path) for path in loaded]))
     if loaded and not loaded[0].exists():
         raise CuptiLibraryError(
             f"this process has loaded {loaded[0]}, which is no longer there, so that PyTorch was "
@@ -53,6 +48,44 @@ def find_libcupti() -> Path:
     )
 
 
+def copies_of_libcupti() -> list[str]:
+    """Distinct libcupti files in this process now; another one may come after ours was loaded."""
+    return [str(path) for path in mapped_libcupti()]
+
+
+def mixed_up(maps: str | None = None) -> str | None:
+    """Which libraries of this process break its counters, and the remedy; None where none do.
+
+    Args:
+        maps: Text of a maps file, to read that instead.
+    """
+    maps = _maps() if maps is None else maps
+    found = []
+    copies = [str(path) for path in mapped_libcupti(maps)]
+    if len(copies) > 1:
+        found.append(_several(copies))
+    stubs = [path for path in mapped(maps, "libcuda") if is_stub(path)]
+    if stubs:
+        found.append(
+            f"this process has loaded a stub, which is for linking only, as the driver "
+            f"({', '.join(stubs)}): take CUDA's stubs folder off LD_LIBRARY_PATH"
+        )
+    return "; ".join(found) or None
+
+
+def _several(copies: Sequence[str]) -> str:
+    return (
+        f"this process has loaded more than one libcupti ({', '.join(copies)}), which break each "
+        "other: uninstall the nvidia-cuda-cupti package that PyTorch was not built for, and take "
+        "CUDA toolkits off LD_LIBRARY_PATH"
+    )
+
+
+def is_stub(path: str) -> bool:
+    """A library for linking only, which does nothing."""
+    return "/stubs/" in path
+
+
 def mapped_libcupti(maps: str | None = None) -> list[Path]:
     """Distinct libcupti files mapped into this process, from /proc/self/maps.
 
@@ -62,12 +95,15 @@ def mapped_libcupti(maps: str | None = None) -> list[Path]:
     Returns:
         Their paths, links followed; that of a file which is gone ends in `` (deleted)``.
     """
-    if maps is None:
-        try:
-            maps = Path("/proc/self/maps").read_text()
-        except OSError:
-            return []
+    maps = _maps() if maps is None else maps
     return sorted({Path(path).resolve() for path in mapped(maps, "libcupti")})
+
+
+def _maps() -> str:
+    try:
+        return Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def mapped(maps: str, stem: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Kernel durations from CUPTI activity records, on steps of their own.
 
 The only module that imports cupti-python. Three facts of the H200 shape it (docs/design.md,
-"Activity"):
+"Activity"), and one of cupti-python:
 
 * While records are taken, SASS instrumentation sees nothing. So tracing is never on while
   counters are collected.
@@ -9,21 +9,29 @@ The only module that imports cupti-python. Three facts of the H200 shape it (doc
   after a range session that is a segmentation fault. So every trace ends with a flush.
 * Once torch.profiler has run in the process, time stamps are processor ticks and not
   nanoseconds. So every trace measures what its unit is.
+* cupti-python opens the libcupti of its own major version in NVIDIA's wheels, whichever copy the
+  process uses already, and two break each other. So which one is in use is asked first.
 """
 
 import ctypes
+import importlib.metadata
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final, Literal
 
-from roofprobe.errors import RoofprobeError
+from roofprobe._location import find_libcupti, mapped_libcupti
+from roofprobe.counters.cupti import cupti_version
+from roofprobe.errors import CuptiLibraryError, RoofprobeError
 from roofprobe.record import KernelTimes
 
 _BUFFER_BYTE: Final = 8 * 2**20
 _COPY_DEVICE_TO_DEVICE: Final = 8  # CUPTI_ACTIVITY_MEMCPY_KIND_DTOD, cupti_activity.h
+_WHEEL: Final = "nvidia/*/lib/*"  # where NVIDIA's wheels, which cupti-python knows, put libcupti
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +105,14 @@ class KernelTracer:
         """The step begins: switches tracing on.
 
         Raises:
-            RoofprobeError: cupti-python is missing or CUPTI refuses.
+            RoofprobeError: cupti-python is missing or of another CUDA, or CUPTI refuses.
         """
         cupti = _cupti()
         self._synchronize()
         self._records = []
         self._marks = []
-        self._clock = cupti.get_timestamp(), time.perf_counter_ns()
         try:
+            self._clock = cupti.get_timestamp(), time.perf_counter_ns()
             cupti.activity_register_callbacks(lambda: (_BUFFER_BYTE, 0), self._keep)
             if self._detailed:
                 # When a kernel was asked for. Records of the calls themselves would tell as well,
@@ -298,7 +306,9 @@ def _kinds(cupti: Any) -> tuple[Any, Any, Any]:
     return kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET
 
 
+@cache  # of a success; a failure is asked again, and says so again
 def _cupti() -> Any:
+    _require_one_libcupti()
     try:
         from cupti import cupti
     except ImportError as error:
@@ -306,3 +316,38 @@ def _cupti() -> Any:
             f"kernel times need the package cupti-python, which cannot be imported ({error})"
         ) from None
     return cupti
+
+
+def _require_one_libcupti() -> None:
+    """Sees to it that cupti-python loads no second libcupti.
+
+    Raises:
+        RoofprobeError: it is for another CUDA than the libcupti in use, or there are two already.
+    """
+    try:
+        package = importlib.metadata.version("cupti-python")
+    except importlib.metadata.PackageNotFoundError:
+        return  # which its import says
+    try:
+        path = find_libcupti()
+        ours = _major(cupti_version())
+    except CuptiLibraryError:
+        if mapped_libcupti():
+            raise
+        return  # cupti-python's own is then the only one
+    theirs = _major(package)
+    if theirs != ours:
+        raise RoofprobeError(
+            f"no kernel is traced, because cupti-python {package} loads CUPTI {theirs} and PyTorch "
+            f"uses CUPTI {ours} ({path}), which break each other in one process: "
+            f"pip install 'cupti-python=={ours}.*'"
+        )
+    if not path.match(_WHEEL):
+        # cupti-python asks the process for CUPTI's functions before it opens the wheels' copy, and
+        # sees them only here.
+        ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOLOAD)
+
+
+def _major(version: str) -> str:
+    """CUDA's major version; CUPTI's older numbers, where they work at all, are all CUDA 12's."""
+    return "12" if version.startswith("API") else version.partition(".")[0]

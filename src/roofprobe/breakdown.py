@@ -21,6 +21,8 @@ from roofprobe.errors import UsageError
 from roofprobe.kernel_names import demangled
 from roofprobe.record import Kernel, KernelUse, Regions, Segment
 from roofprobe.regions import (
+    MODEL,
+    OUTSIDE,
     SEPARATOR,
     By,
     Guide,
@@ -28,14 +30,20 @@ from roofprobe.regions import (
     Label,
     Tracker,
     labels_of,
+    layer_name,
+    range_name,
     stop_at,
 )
-from roofprobe.units import percent
+from roofprobe.units import percent, seconds
 
 _BASE: Final = Label()  # every step begins outside of everything
 
 # Names for what the driver does by itself.
 _DRIVER: Final = {"copy": "copy within the device", "fill": "fill (memset)"}
+
+# Names in one note: of modules, and of parts with transfers.
+_NAMED: Final = 5
+_TRANSFERS: Final = 3
 
 Values = Mapping[str, float | None]
 
@@ -75,6 +83,7 @@ class Breakdown:
         self.images: list[bytes] = []  # sealed counter data of each round, where there is any
         self._strangers: set[Label] = set()
         self._partial: set[int] = set()
+        self._unseen = layers.Unseen()
 
     @property
     def counts(self) -> bool:
@@ -264,6 +273,12 @@ class Breakdown:
     def _notes(self) -> Iterator[str]:
         if self._model is not None:
             yield from self._notes_on_modules(self._model)
+        elif self._by == "phase" and not self._strangers and self.labels == (_BASE,):
+            yield (
+                "no range was opened in a step, so that the whole step is one part: open some "
+                'with probe.range("...") in the loop\'s body (the callable of measure_step gets '
+                "no probe)"
+            )
         if not self._known.stops and len(self._stops) > 1:
             yield (
                 "the labelled steps went different ways through the model, so that counts of parts "
@@ -279,27 +294,75 @@ class Breakdown:
             labels = list(self._index)
             names = ", ".join(_spelled(labels[index]) for index in sorted(self._partial)[:5])
             yield f"parts that only some passes entered have no counts: {names}"
+        yield from self._notes_on_spans()
+
+    def _notes_on_spans(self) -> Iterator[str]:
         spans = [span for trace in self._traces for span in trace.spans if span.kind == "kernel"]
         graph = sum(span.from_graph for span in spans)
         if graph:
             yield (
-                f"{percent(graph / len(spans))} of the kernels ran from a CUDA graph, in which no "
-                "module is called: they belong to the phase that launched it"
+                f"{percent(graph / len(spans))} of the kernels ran from a CUDA graph, whose inside "
+                "cannot be told apart: they belong to the part that launched it"
             )
+        moved = self._transfers()
+        if moved:
+            total = sum(moved.values()) / len(self._traces)
+            longest = sorted(moved, key=lambda name: -moved[name])
+            named = [
+                f"{name} ({seconds(moved[name] / len(self._traces), 3)})"
+                for name in longest[:_TRANSFERS]
+            ]
+            yield (
+                f"transfers from and to the device took {seconds(total, 3)} a step, in "
+                f"{_listed(named, len(longest))}: no part's time contains them, as they may run "
+                "beside kernels"
+            )
+
+    def _transfers(self) -> Mapping[str, float]:
+        """Seconds of copies from and to the device on all traced steps, by part."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for stops, trace in zip(self._stops, self._traces, strict=False):
+            for span in trace.spans:
+                if span.kind == "transfer":
+                    stop = stop_at(trace.marks, span.asked)
+                    label = _BASE if stop is None else stops[stop]
+                    by_range = self._by == "phase"
+                    name = range_name(label.range) if by_range else layer_name(*label)
+                    found[name] += span.end - span.start
+        return found
 
     def _notes_on_modules(self, model: nn.Module) -> Iterator[str]:
         compiled = [path or "the model" for path in layers.compiled_units(model)]
+        scripted = [path or "the model" for path in layers.scripted_units(model)]
         if compiled:
             yield (
                 f"compiled, and so one part each, without layers: {', '.join(compiled)}; phases "
                 "still stand"
             )
-        elif all(label.module is None for label in self._index):
+        elif all(label.module is None for label in self._index) and "the model" not in scripted:
             holders = "a compiled function" + (" or a CUDA graph" if self._cuda else "")
             yield (
                 f"no module of model= was called in a step: it is another model than the one that "
                 f"the steps run, or {holders} runs all of it; layers cannot be told apart, phases "
                 "can (probe.range)"
+            )
+        if scripted:
+            yield (
+                "TorchScript takes no hooks, so these have no rows of their own: "
+                f"{_listed(scripted)}; their work belongs to the module around them, or without "
+                "one to the phase"
+            )
+        if self._unseen.unhooked:
+            named = [f"{path or MODEL} ({why})" for path, why in self._unseen.unhooked.items()]
+            yield (
+                f"no hook could be put on {_listed(named)}: their own work belongs to the module "
+                "around them, or without one to the phase"
+            )
+        if self._unseen.outputs:
+            named = [f"{path or MODEL}: {kind}" for path, kind in self._unseen.outputs.items()]
+            yield (
+                f"outputs hold objects that cannot be looked into ({_listed(named)}), so work that "
+                "hangs on these alone, forward or backward, belongs to no module"
             )
 
     @contextmanager
@@ -309,7 +372,7 @@ class Breakdown:
             if self._model is None:
                 yield
             else:
-                with layers.watched(self._model, self._tracker):
+                with layers.watched(self._model, self._tracker, self._unseen):
                     yield
         finally:
             self._tracker = None
@@ -355,6 +418,18 @@ def _kernels(
     return tuple(sorted(found, key=lambda kernel: -kernel.time))
 
 
+def _listed(names: Sequence[str], count: int | None = None) -> str:
+    """The first names, and how many more there are.
+
+    Args:
+        names: All of them, or as many as are to be named.
+        count: How many there are in all, where these are not all.
+    """
+    shown = names[:_NAMED]
+    more = (len(names) if count is None else count) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
 def _spelled(label: Label) -> str:
-    parts = [label.range, label.module if label.module != "" else "(model)", label.direction]
-    return " ".join(part for part in parts if part) or "(outside)"
+    parts = [label.range, label.module if label.module != "" else MODEL, label.direction]
+    return " ".join(part for part in parts if part) or OUTSIDE

@@ -1,11 +1,14 @@
-"""Did SASS instrumentation see the kernels that ran?
+"""Can the counters be believed: do they count at all, and did SASS instrumentation see the kernels?
+
+Counters that are connected to nothing (a virtual GPU, a sandbox) read 0 with no error. Every kernel
+moves bytes, so kernels without any show it (docs/design.md, "Coverage").
 
 SASS counters come from patched kernels. Under torch.profiler, under CUPTI activity records and in
 CUDA graphs kernels are not patched, and every SASS counter reads 0 with no error. One class of
 instruction, stores to memory, is therefore counted both ways (docs/design.md, "Coverage").
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -21,9 +24,18 @@ THRESHOLD: Final = 0.98
 # warp counts as one (measured, H200: harness/results/h200/coverage.json).
 _COPY_BYTE_PER_STORE: Final = 128
 
+# How the tracer says that it was on and saw nothing (activity.KernelTracer).
+_NO_WORK: Final = "CUPTI recorded no work"
+# A 0 of a model or of GPM is no counter's.
+_MODELLED: Final = (metrics.ANALYTIC_PREFIX, metrics.GPM_PREFIX)
+_ALL: Final = "every counter"
+_UNCONNECTED: Final = "the counters were not connected (a virtual GPU, another profiler, a sandbox)"
+
 
 def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
-    """The record with its coverage, and without SASS counters that cannot be believed.
+    """The record with its coverage, and without counters that cannot be believed.
+
+    Where that is none of them, ``notes["counters"]`` says why.
 
     Args:
         record: As counted.
@@ -33,19 +45,96 @@ def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
         return record
     means = {name: record.value(name) for name in record.metrics}
     judged = judge(means, record.kernels, profiler_active=profiler_active)
+    why = unconnected(record)
+    if why is not None:
+        if judged is not None:
+            judged = Coverage(judged.instrumented, judged.hardware, 0.0, None, False, why)
+        noted = replace(record, coverage=judged, notes={**record.notes, "counters": why})
+        return _without(noted, record.metrics, why)
     record = replace(record, coverage=judged)
     if judged is None or judged.trusted:
         return record
     hidden = {row.name for row in metrics.rows(record.metrics) if row.instrumented}
-    rounds = tuple(
-        replace(
-            counted,
-            counters={n: None if n in hidden else v for n, v in counted.counters.items()},
-        )
-        for counted in record.rounds
+    return _without(record, hidden, str(judged.cause))
+
+
+def unconnected(record: Measurement) -> str | None:
+    """Why no counter of a record is a count; None where nothing speaks against them.
+
+    A step of which kernel records show no kernel may read 0 everywhere.
+
+    Args:
+        record: As counted.
+    """
+    kernels = record.kernels
+    if kernels is None and record.notes.get("kernels", "").startswith(_NO_WORK):
+        return None
+    if kernels is not None and not kernels.launches:
+        return None
+    ran = kernels is not None
+    # One such round spoils the mean.
+    silent = (_silent(counted.counters, ran=ran) for counted in record.rounds)
+    which = next((found for found in silent if found is not None), None)
+    if which is None:
+        return None
+    if kernels is not None:
+        number = f"{kernels.launches:g} kernel{'' if kernels.launches == 1 else 's'}"
+        return f"{which} read 0 although {number} ran: {_UNCONNECTED}; run roofprobe doctor"
+    if which != _ALL:
+        return f"{which} read 0 although kernels were counted: {_UNCONNECTED}; run roofprobe doctor"
+    return (
+        f"{which} read 0, and without kernel records nothing shows that the step was empty: "
+        f"{_UNCONNECTED}, or nothing ran; run roofprobe doctor"
     )
-    reasons = dict.fromkeys(sorted(hidden), str(judged.cause))
-    return replace(record, rounds=rounds, unavailable={**reasons, **record.unavailable})
+
+
+def _silent(counters: Mapping[str, float | None], *, ran: bool) -> str | None:
+    """Counters of a round that read 0 and cannot have, in words; None where there are none.
+
+    Args:
+        counters: Of the round.
+        ran: Kernels are known to have run.
+    """
+    rows = metrics.rows(counters)
+    clocks = {row.name for row in rows if row.kind == "second"}  # run without the counters
+    counts = {
+        name: value
+        for name, value in counters.items()
+        if value is not None and name not in clocks and not name.startswith(_MODELLED)
+    }
+    if counts and not any(counts.values()):
+        return _ALL
+    byte: dict[str, float] = {}
+    for row in rows:
+        if row.level is not None and row.name in counts:
+            byte[row.level] = byte.get(row.level, 0.0) + counts[row.name]
+        elif counts.get(row.name):  # instructions and operations, which only kernels execute
+            ran = True
+    quiet = {level for level, value in byte.items() if not value}
+    # DRAM alone may rest, with everything in L2.
+    if not ran or quiet <= {"dram"}:
+        return None
+    if quiet == byte.keys():
+        return "every byte counter"
+    return "bytes at L1 and L2" if quiet >= {"l1", "l2"} else None
+
+
+def _without(record: Measurement, hidden: Collection[str], why: str) -> Measurement:
+    """The record without the values of some metrics, in the step and in its parts."""
+
+    def kept(counters: Mapping[str, float | None]) -> dict[str, float | None]:
+        return {name: None if name in hidden else value for name, value in counters.items()}
+
+    rounds = tuple(replace(each, counters=kept(each.counters)) for each in record.rounds)
+    regions = record.regions
+    if regions is not None:
+        segments = tuple(
+            replace(segment, counters=tuple(map(kept, segment.counters)))
+            for segment in regions.segments
+        )
+        regions = replace(regions, segments=segments)
+    unavailable = {**dict.fromkeys(sorted(hidden), why), **record.unavailable}
+    return replace(record, rounds=rounds, regions=regions, unavailable=unavailable)
 
 
 def judge(

@@ -1,12 +1,14 @@
 """What the machine and the software are, asked once and explicitly."""
 
+import functools
 import importlib.metadata
 import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -20,14 +22,19 @@ from roofprobe.record import Clocks, Environment, Scalar
 _SAMPLE_PERIOD: Final = 0.02  # s; a reading takes the GIL from a step for a moment
 
 
-def collect(device: torch.device) -> Environment:
-    """The environment of a measurement on ``device``. Never fails: what it cannot read is None."""
+def collect(device: torch.device, autocast: Collection[str] = ()) -> Environment:
+    """The environment of a measurement on ``device``. Never fails: what it cannot read is None.
+
+    Args:
+        device: Where steps run.
+        autocast: Types that autocast was seen to cast to (``watched_autocast``).
+    """
     shared: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "roofprobe": importlib.metadata.version("roofprobe"),
+        "roofprobe": _told(lambda: importlib.metadata.version("roofprobe")),
         "platform": platform.platform(),
-        "precision": _precision(),
+        "precision": _precision(autocast),
         "command": tuple(printable(argument) for argument in sys.orig_argv),
     }
     if device.type != "cuda":
@@ -38,7 +45,7 @@ def collect(device: torch.device) -> Environment:
     with suppress(RoofprobeError):
         version, cuda_driver = cupti.cupti_version(), cupti.cuda_driver_version()
         chip = cupti.chip_of(device.index or 0)
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    cudnn = _told(torch.backends.cudnn.version)
     return Environment(
         properties.name,
         "cuda",
@@ -100,6 +107,42 @@ def sampled_clocks(device: torch.device) -> Iterator[list[Clocks]]:
     )
 
 
+def autocast_dtype() -> str | None:
+    """What autocast casts to at this moment in this thread, ``bfloat16`` say; None where off."""
+    for kind in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(kind):
+            return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    return None
+
+
+@contextmanager
+def watched_autocast() -> Iterator[set[str]]:
+    """Notes what autocast casts to wherever it is entered while the body runs, in any thread.
+
+    A step enters and leaves it within itself, where nothing else of ours runs. What was entered
+    before, and what was compiled or captured with it before, is not seen.
+
+    Yields:
+        The types, as ``autocast_dtype`` spells them; filled while the body runs.
+    """
+    seen: set[str] = set()
+    plain: Any = torch.autocast.__enter__
+
+    @functools.wraps(plain)
+    def enter(self: torch.autocast) -> Any:
+        entered = plain(self)
+        dtype = autocast_dtype()
+        if dtype is not None:
+            seen.add(dtype)
+        return entered
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        torch.autocast.__enter__ = plain  # type: ignore[method-assign]
+
+
 def now_utc() -> str:
     """The time, UTC, ISO 8601 to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -137,17 +180,75 @@ def _driver() -> str | None:
         return None
 
 
-def _precision() -> dict[str, Scalar]:
+# PyTorch has two interfaces to the precision of fp32 arithmetic. Once the newer one was used, the
+# older raises where it has no words for what is set, and the newer can be read whatever was used.
+def _precision(autocast: Collection[str]) -> dict[str, Scalar]:
+    """PyTorch's settings, through whichever interface they were made; None where not known."""
+    conv, rnn = _fp32("cudnn.conv"), _fp32("cudnn.rnn")
+    products = _fp32("cuda.matmul")
     return {
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "autocast": torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+        "cudnn_allow_tf32": _allowed("cudnn", conv) if _is_tf32(conv) == _is_tf32(rnn) else None,
+        "matmul_allow_tf32": _allowed("cuda.matmul", products),
+        "float32_matmul_precision": _matmul_precision(products),
+        **_autocast(autocast),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "num_threads": torch.get_num_threads(),
+        **_by_operator(conv, rnn),
     }
+
+
+def _by_operator(conv: str | None, rnn: str | None) -> dict[str, Scalar]:
+    """What the other settings do not tell: operators of one library that are set apart."""
+    found: dict[str, Scalar] = {}
+    if _is_tf32(conv) != _is_tf32(rnn):
+        found |= {"cudnn_conv_fp32_precision": conv, "cudnn_rnn_fp32_precision": rnn}
+    for operator in ("conv", "matmul", "rnn"):  # the CPU's
+        precision = _fp32(f"mkldnn.{operator}")
+        if precision in ("bf16", "tf32"):
+            found[f"mkldnn_{operator}_fp32_precision"] = precision
+    return found
+
+
+def _fp32(operator: str) -> str | None:
+    """The newer interface's setting: ``tf32``, ``bf16``, or ``ieee`` and ``none`` for full fp32."""
+    found = _told(lambda: attrgetter(f"{operator}.fp32_precision")(torch.backends))
+    return str(found) if found is not None else None
+
+
+def _is_tf32(precision: str | None) -> bool | None:
+    return None if precision is None else precision == "tf32"
+
+
+def _allowed(library: str, precision: str | None) -> bool | None:
+    """Whether TF32 is on, by the newer interface, or by the older where there is no newer."""
+    if precision is not None:
+        return _is_tf32(precision)
+    found = _told(lambda: attrgetter(f"{library}.allow_tf32")(torch.backends))
+    return bool(found) if found is not None else None
+
+
+def _matmul_precision(products: str | None) -> str | None:
+    """The older interface's word for matrix products; None where it is not what holds."""
+    found = _told(torch.get_float32_matmul_precision)
+    tf32 = _is_tf32(products)
+    # The newer interface leaves the word of the older one as it was.
+    return found if tf32 is None or found is None or (found != "highest") == tf32 else None
+
+
+def _autocast(seen: Collection[str]) -> dict[str, Scalar]:
+    now = autocast_dtype()
+    dtypes = sorted({*seen, *([now] if now is not None else [])})
+    # A step switches it on and off again: that it is off now says nothing.
+    return {"autocast": True, "autocast_dtype": ", ".join(dtypes)} if dtypes else {"autocast": None}
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """An answer; None where there is none, for whatever reason."""
+    with suppress(Exception):
+        return ask()
+    return None
 
 
 def _cpu_name() -> str:
@@ -163,6 +264,6 @@ def _cpu_name() -> str:
 def _cpu_memory() -> int | None:
     try:
         text = Path("/proc/meminfo").read_text()
-    except OSError:
+        return int(text.split("MemTotal:")[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
         return None
-    return int(text.split("MemTotal:")[1].split()[0]) * 1024

@@ -12,10 +12,12 @@ import random
 import re
 import shutil
 import struct
+import time
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
@@ -43,6 +45,9 @@ IMAGE_SIZE: Final = 224
 IMAGE_SIZES: Final = {"inception_v3": 299}
 # Share of the side classifiers' loss, from their papers (Szegedy et al. 2015, 2016).
 AUXILIARY_WEIGHT: Final = {"googlenet": 0.3, "inception_v3": 0.4}
+# Below nccl's own limit of 10 minutes, after which it kills a process that saves nothing.
+AGREEMENT_LIMIT: Final = timedelta(minutes=5)
+_MOMENT: Final = 1e-4  # s
 AMP: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -62,6 +67,42 @@ class Ranks:
     local: int = 0
     world: int = 1
     local_world: int = 1
+
+
+class Agreement:
+    """Tells the processes of a run when all of them have had enough.
+
+    They ask over the CPU, in a group of their own: through nccl, the answer would wait for the GPU.
+
+    Raises:
+        RoofprobeError: they do not reach each other so.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._group: Any = torch.distributed.new_group(backend="gloo", timeout=AGREEMENT_LIMIT)
+        except RuntimeError as error:
+            raise RoofprobeError(
+                "the processes do not reach each other over the CPU (gloo), and so cannot agree "
+                f"when to end ({str(error).strip()}): name the network interface that they share "
+                "in GLOO_SOCKET_IFNAME, or the number of steps with --steps"
+            ) from None
+
+    def of_all(self, own: bool) -> bool:
+        """True where it is ``own`` of every process; each must call this as often as the others.
+
+        Raises:
+            RuntimeError: gloo's, where another process has ended or does not answer in time.
+        """
+        least = torch.tensor([int(own)])
+        work = torch.distributed.all_reduce(
+            least, torch.distributed.ReduceOp.MIN, group=self._group, async_op=True
+        )
+        assert work is not None
+        while not work.is_completed():  # wait() lets no signal through
+            time.sleep(_MOMENT)
+        work.wait()
+        return bool(least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,14 @@ from typing import Final, Literal, NamedTuple
 from roofprobe import device, metrics
 from roofprobe.ceilings.roofs import dram_roof
 from roofprobe.derive import Figure, Figures, figures
-from roofprobe.device import DeviceSpec
+from roofprobe.device import TENSOR_FP16_ACC16, DeviceSpec
 from roofprobe.record import Environment, MeasuredRoof, Measurement
 from roofprobe.roofline import (
     ABOVE_ROOF,
     Ceiling,
     Source,
     ceilings_of,
+    l1_ceiling,
     measured_ceiling,
     mixed_peak,
     path_name,
@@ -62,6 +63,9 @@ _HOPS: Final = 1.54
 _SMALL: Final = 0.01
 
 _LEVELS: Final = {"dram": "DRAM", "l2": "L2", "l1": "L1"}
+_NO_ROOF: Final = "no roof"
+
+_FP16: Final = "tensor_fp16"
 
 Bound = Literal["compute", "memory", "latency"]
 
@@ -195,7 +199,8 @@ def ceilings_for(
 ) -> tuple[Ceiling, ...]:
     """All ceilings that are known for the device of a record: measured ones, then the datasheet's.
 
-    Of the roofs of a path or level the highest is kept, of those of DRAM the one to judge by.
+    Of the roofs of a path or level the highest is kept, of those of DRAM the one to judge by, of
+    those of fp16 on tensor cores that of the step's own accumulators.
 
     Args:
         record: What was measured.
@@ -204,9 +209,9 @@ def ceilings_for(
     spec = _spec(record.environment)
     accumulate = _fp16_accumulate(record)
     measured = tuple(record.roofs if roofs is None else roofs)
-    if accumulate >= _SMALL and spec is not None and spec.accumulators_differ:
-        # Roofs are measured as PyTorch multiplies: with fp32 accumulate.
-        measured = tuple(roof for roof in measured if roof.path != "tensor_fp16")
+    if accumulate >= _SMALL:
+        differ = spec is not None and spec.accumulators_differ
+        measured = _fp16_accumulated(measured, accumulate, differ=differ)
     dram = dram_roof(measured)
     best: dict[tuple[str | None, str | None], MeasuredRoof] = {}
     for roof in measured:
@@ -215,8 +220,62 @@ def ceilings_for(
             continue
         if key not in best or roof.value > best[key].value:
             best[key] = roof
-    sheet = ceilings_of(spec, spec.peaks, fp16_accumulate=accumulate) if spec is not None else ()
-    return (*(measured_ceiling(r) for r in best.values()), *sheet)
+    return (*(measured_ceiling(r) for r in best.values()), *_sheet(spec, accumulate))
+
+
+def _sheet(spec: DeviceSpec | None, accumulate: float) -> Iterator[Ceiling]:
+    """A datasheet's ceilings, and that of L1, which follows from it."""
+    if spec is None:
+        return
+    yield from ceilings_of(spec, spec.peaks, fp16_accumulate=accumulate)
+    l1 = l1_ceiling(spec)
+    if l1 is not None:
+        yield l1
+
+
+def _fp16_accumulated(
+    measured: Sequence[MeasuredRoof], share: float, *, differ: bool
+) -> tuple[MeasuredRoof, ...]:
+    """Measured roofs with that of fp16 products for the share of them that accumulates in fp16.
+
+    One of its own is there only where fp16 accumulation gains something: without it the FP16 GEMM,
+    measured with fp32 accumulate, is the roof of both, unless the datasheet says that they differ.
+    """
+    fast = _highest(measured, TENSOR_FP16_ACC16)
+    if fast is None and not differ:
+        return tuple(measured)
+    slow = _highest(measured, _FP16)
+    others = tuple(roof for roof in measured if roof.path not in (_FP16, TENSOR_FP16_ACC16))
+    if fast is not None and 1 - share < _SMALL:
+        return (*others, replace(fast, path=_FP16))
+    if fast is None or slow is None:
+        return others
+    return (*others, _of_both(slow, fast, share))
+
+
+def _of_both(slow: MeasuredRoof, fast: MeasuredRoof, share: float) -> MeasuredRoof:
+    """The roof of products of which a share accumulates in fp16, one after another."""
+
+    def mixed(with32: float, with16: float) -> float:
+        return 1 / ((1 - share) / with32 + share / with16)
+
+    lasting = slow.sustained and fast.sustained and mixed(slow.sustained, fast.sustained)
+    how = f"{percent(share, 2)} of the FLOP with fp16 accumulate"
+    return replace(
+        fast,
+        name=f"{slow.name}, {percent(share, 2)} FP16 accumulate",
+        path=_FP16,
+        value=mixed(slow.value, fast.value),
+        spread=max(slow.spread, fast.spread),
+        method=f"{how}: {fast.method}; the rest: {slow.method}",
+        clock=fast.clock if fast.clock == slow.clock else None,
+        sustained=lasting or None,
+    )
+
+
+def _highest(measured: Iterable[MeasuredRoof], path: str) -> MeasuredRoof | None:
+    own = (roof for roof in measured if roof.path == path)
+    return max(own, key=lambda roof: roof.value, default=None)
 
 
 def _spec(environment: Environment) -> DeviceSpec | None:
@@ -232,7 +291,7 @@ def _spec(environment: Environment) -> DeviceSpec | None:
 
 def _fp16_accumulate(record: Measurement) -> float:
     """Share of the fp16 FLOP on tensor cores that accumulates in fp16."""
-    rows = [row for row in metrics.rows(record.metrics) if row.path == "tensor_fp16"]
+    rows = [row for row in metrics.rows(record.metrics) if row.path == _FP16]
     counted = {row.name: record.value(row.name) for row in rows}
     return device.fp16_accumulate(counted, sum(value or 0.0 for value in counted.values()))
 
@@ -398,7 +457,7 @@ def _memory(
         elif roof is None:
             # A level is at least as fast as the one outside it.
             at_most = byte.value / outer / step.value if outer and step.value else None
-            yield Unknown(name, "no roof", at_most)
+            yield Unknown(name, _NO_ROOF, at_most)
         else:
             use = _use(roof, byte.value / hops / roof.value, step, byte.spread, roof.spread)
             yield replace(use, at_least=hops > 1)
@@ -564,17 +623,29 @@ def _headroom(v: Verdict, closest: Use) -> str:
 
 def _basis_sentence(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -> str:
     if v.basis == "measured":
-        return "Judged by ceilings that were measured on this device."
-    measured = [c for c in ceilings if c.source == "measured"]
-    if not measured:
+        said = "Judged by ceilings that were measured on this device."
+        bare = [each.name for each in v.unknown if each.reason == _NO_ROOF]
+        if not bare:
+            return said
         return (
-            "Judged by the datasheet's dense peaks, and datasheets give none of L2 and L1: run "
-            "roofprobe ceilings once on this device, and later runs are judged by what it reaches."
+            f"{said} No roof of {' and '.join(bare)} was: roofprobe ceilings says there why, or "
+            "measures it for later runs with --fresh."
+        )
+    measured = [c for c in ceilings if c.source == "measured"]
+    sheet = [c for c in ceilings if c.source != "measured"]
+    if not measured:
+        bare = [n for level, n in _LEVELS.items() if level not in {c.level for c in sheet}]
+        return (
+            f"Judged by the datasheet's dense peaks, and it gives none of {' and '.join(bare)}: "
+            "run roofprobe ceilings once on this device, and later runs are judged by what it "
+            "reaches."
         )
     have = {c.path or c.level for c in measured}
     peaks = _peaks(ceilings)
+    # Its name tells how the step accumulates, for which the measured roofs may not stand.
+    fp16 = {c.path: c.name for c in sheet if c.path == _FP16}
     lacking = [
-        path_name(path)
+        fp16.get(path) or path_name(path)
         for path in _work(derived)
         if path not in have and _matters(path, derived, peaks)
     ]
@@ -585,7 +656,8 @@ def _basis_sentence(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -
 
 
 def _suspects(use: Use) -> str:
-    return suspects(mix=use.ceiling.kind == "flop" and use.ceiling.path is None)
+    mix = use.ceiling.kind == "flop" and use.ceiling.path is None
+    return suspects(mix=mix, level=use.ceiling.level)
 
 
 def _roof(use: Use) -> str:

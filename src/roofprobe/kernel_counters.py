@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from roofprobe import metrics, ncu_run
+from roofprobe.counters import external
 from roofprobe.errors import RoofprobeError, UsageError
 from roofprobe.kernel_names import demangled, function_name
 from roofprobe.ncu_import import reader
 from roofprobe.ncu_run import STALL, Ncu
-from roofprobe.record import Kernel, KernelCounts, Measurement, Regions
+from roofprobe.record import Kernel, KernelCounts, Measurement, Regions, Timing
 from roofprobe.units import number
 
 TOP: Final = 10
@@ -29,6 +30,9 @@ TOP: Final = 10
 # 140, 19 metrics in 8 passes each; 72 s for 387 with 7 metrics; 0.36 in another probe (H200).
 LEAST: Final = 0.2
 MOST: Final = 0.36
+
+# Steps that measure() warms up with unless it is told otherwise. A record does not say how many.
+_WARMUP: Final = 5
 
 _NCCL: Final = "nccl"
 
@@ -44,6 +48,9 @@ class Plan:
         functions: Their function names.
         metrics: What is counted.
         left_out: Kernel -> why ncu is not asked for it, though it is among the longest.
+        before: Seconds of the steps before the one that is replayed, least and most: those that
+            were timed, and those with the usual warm-up; 0 where steps were not timed. The
+            program's start (imports, data) comes on top.
     """
 
     kernels: tuple[Kernel, ...]
@@ -51,6 +58,7 @@ class Plan:
     functions: tuple[str, ...]
     metrics: tuple[str, ...]
     left_out: Mapping[str, str]
+    before: tuple[float, float] = (0.0, 0.0)
 
     @property
     def launches(self) -> float:
@@ -59,8 +67,9 @@ class Plan:
 
     @property
     def price(self) -> tuple[float, float]:
-        """Seconds that it may take, least and most."""
-        return LEAST * self.launches, MOST * self.launches
+        """Seconds that it may take, least and most, with the steps before."""
+        least, most = self.before
+        return LEAST * self.launches + least, MOST * self.launches + most
 
     @property
     def pattern(self) -> str:
@@ -150,7 +159,15 @@ def plan(record: Measurement, top: int = TOP) -> Plan:
         functions=names,
         metrics=tuple(row.name for row in wanted if row.kind in ("flop", "op", "byte")),
         left_out=left_out,
+        before=_before(record.timing),
     )
+
+
+def _before(timing: Timing | None) -> tuple[float, float]:
+    if timing is None:
+        return 0.0, 0.0
+    timed = len(timing.step)
+    return timed * timing.median, (timed + _WARMUP) * timing.median
 
 
 def count(
@@ -180,7 +197,11 @@ def count(
     symbols = ("--print-kernel-base", "mangled")
     run = ncu_run.kernel_replay(planned.metrics, planned.pattern, symbols)
     started = time.perf_counter()
-    with ncu_run.profiled(run, command, ncu, logs=logs, stall=stall) as path:
+    limit = ncu_run.limit(planned.price[1])
+    with (
+        external.only(record.name),
+        ncu_run.profiled(run, command, ncu, logs=logs, stall=stall, limit=limit) as path,
+    ):
         log = read(path, planned.metrics)
     counts = KernelCounts(
         tool=f"ncu {ncu.version}",

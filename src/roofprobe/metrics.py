@@ -20,10 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from roofprobe.errors import UnknownMetricError
+from roofprobe.errors import UnknownMetricError, UsageError
 
 Kind = Literal[
-    "flop", "op", "byte", "sector", "second", "coverage_sass", "coverage_hardware", "gate"
+    "flop", "op", "byte", "sector", "rate", "second", "coverage_sass", "coverage_hardware", "gate"
 ]
 Level = Literal["dram", "l2", "l1"]
 LEVELS: Final[tuple[Level, ...]] = ("dram", "l2", "l1")
@@ -38,10 +38,11 @@ class Metric:
     Attributes:
         name: CUPTI's name with roll-up.
         kind: What one count is, once multiplied by ``weight``. ``op`` is an integer operation,
-            which never enters a FLOP total, and ``gate`` counts what a pipe executed (``Gate``).
+            which never enters a FLOP total, ``rate`` is bytes a second, which no sum may hold, and
+            ``gate`` counts what a pipe executed (``Gate``).
         weight: Factor from the counter's value to the base unit of ``kind``.
         path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for kinds ``flop`` and ``op``.
-        level: Memory level for kinds ``byte`` and ``sector``.
+        level: Memory level for kinds ``byte``, ``sector`` and ``rate``.
         direction: ``read`` or ``write`` where the counter tells them apart.
         upper_bound: True where the weight is the largest possible and not the exact one.
         error: Relative error that the value is known to have, a fraction; 0 for a counter.
@@ -133,7 +134,18 @@ _STUDY_SECTORS_OP: Final = (
     Metric("dram__sectors_op_read.sum", "sector", 32, level="dram", direction="read"),
     Metric("dram__sectors_op_write.sum", "sector", 32, level="dram", direction="write"),
 )
-_STUDY_DRAM_TOTAL: Final = Metric("dram__bytes.sum", "byte", level="dram")
+
+
+def _rates(counted: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    """DRAM bytes a second over the time of the range, beside counters of DRAM bytes."""
+    return tuple(
+        Metric(f"{row.name}.per_second", "rate", level=row.level, direction=row.direction)
+        for row in counted
+    )
+
+
+# Other programs count DRAM so; no set of ours does.
+_DRAM_TOTAL: Final = Metric("dram__bytes.sum", "byte", level="dram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,7 @@ class Family:
         chips: CUPTI's chip names.
         tensor: Tensor-core operations by source type.
         dram: DRAM bytes, read and write; empty where the chip has no such counter.
-        sectors: DRAM sectors, as the study counts them.
+        sectors: DRAM sectors, as the study counts them; its byte rates are those of ``dram``.
         sass: Instrumented instruction counts.
         gate: For those that training hardly ever runs, where it was held against their counts.
     """
@@ -338,7 +350,9 @@ def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[
 
     Raises:
         UnknownMetricError: no table for the chip.
+        UsageError: a level that does not exist.
     """
+    require_levels(levels)
     family = family_of(chip)
     memory = tuple(metric for metric in (*family.dram, _L2, _L1) if metric.level in levels)
     sets: Mapping[str, tuple[Metric, ...]] = {
@@ -346,14 +360,22 @@ def metric_set(name: str, chip: str, levels: Sequence[Level] = LEVELS) -> tuple[
             _STUDY_FP16,
             *SASS_FP32,
             *family.sectors,
-            *((_STUDY_DRAM_TOTAL,) if family.sectors else ()),
-            _TIME,
+            *_rates(family.dram),
         ),
         "fp32": (*memory, _TIME, *(row for row in family.sass if row.path == "sass_fp32")),
         "memory": (*memory, _TIME),
         "full": (*family.tensor[:1], *memory, _TIME, *family.tensor[1:], *family.sass),
     }
     return tuple(metric.name for metric in sets[name])
+
+
+def require_levels(levels: Sequence[str]) -> None:
+    """Raises UsageError for memory levels that are none, whose bytes nobody would count."""
+    if isinstance(levels, str):
+        raise UsageError(f"levels is the text {levels!r}: pass a list, such as levels=['dram']")
+    for level in levels:
+        if level not in LEVELS:
+            raise UsageError(f"levels has {level!r}; there are {', '.join(map(repr, LEVELS))}")
 
 
 def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Level]) -> list[str]:
@@ -366,7 +388,9 @@ def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Lev
 
     Raises:
         UnknownMetricError: a set that does not exist, or nothing named.
+        UsageError: a level that does not exist.
     """
+    require_levels(levels)
     if isinstance(request, str):
         if "." not in request and "," not in request:
             if request not in SET_NAMES:
@@ -424,10 +448,11 @@ def _table() -> dict[str, Metric]:
         _COVERAGE_SASS,
         *_COVERAGE_HARDWARE,
         _STUDY_FP16,
-        _STUDY_DRAM_TOTAL,
+        _DRAM_TOTAL,
     ]
     for family in FAMILIES:
         rows += [*family.tensor, *family.dram, *family.sectors, *family.sass]
+        rows += _rates(family.dram)
         rows += [Metric(family.gate.name, "gate")] if family.gate is not None else []
     return {row.name: row for row in rows}
 

@@ -1,17 +1,31 @@
 """The parts of a step in words: what to fix first, and the kernels that take longest."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from roofprobe.derive import figures
 from roofprobe.kernel_names import brief
 from roofprobe.kernel_parts import KernelPart, kernel_parts
-from roofprobe.parts import Part, checks, name_of, parts, phase_name, phases, total
+from roofprobe.parts import (
+    KERNEL_TIME,
+    STEP_TIME,
+    Block,
+    Part,
+    blocks,
+    checks,
+    name_of,
+    parts,
+    phase_name,
+    phases,
+    total,
+)
 from roofprobe.record import Kernel, KernelCounts, Measurement, Regions
 from roofprobe.units import number, percent, seconds, si
 
 TOP_PARTS: Final = 20
 TOP_KERNELS: Final = 15
+_TOP_BLOCKS: Final = 12
+_PLACES: Final = 8  # of one kernel, on a page
 # Characters of a line in a terminal, and the least and the most of a part's name in it.
 _LINE: Final = 100
 _SHORTEST: Final = 16
@@ -23,7 +37,14 @@ _COUNTED: Final = 20  # of a kernel with its counts beside it
 # On a page names wrap; of a kernel, a template's arguments alone can fill a thousand characters.
 _LONGEST: Final = 160
 
-_CHECKED: Final = {"FLOP": "FLOP", "dram": "DRAM bytes", "l2": "L2 bytes", "l1": "L1 bytes"}
+_CHECKED: Final = {
+    "FLOP": "FLOP",
+    "dram": "DRAM bytes",
+    "l2": "L2 bytes",
+    "l1": "L1 bytes",
+    KERNEL_TIME: "kernel time",
+    STEP_TIME: "time",
+}
 
 
 class PartRow(NamedTuple):
@@ -76,11 +97,11 @@ class PartTable(NamedTuple):
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     sides: str
-    of: Literal["phase", "layer", "kernel"]
+    of: Literal["phase", "block", "layer", "kernel"]
 
 
 def tables(record: Measurement, *, whole: bool = False) -> Iterator[PartTable]:
-    """Phases, then layers by time lost, then kernels by time, as far as they were measured.
+    """Phases, blocks by time, layers by time lost, kernels by time, as far as they were measured.
 
     Args:
         record: Measured by phase, layer or kernel; there are no tables of any other.
@@ -93,28 +114,68 @@ def tables(record: Measurement, *, whole: bool = False) -> Iterator[PartTable]:
     heads = ("part", "time", "step", "FLOP", "DRAM", "bound by", "lost")
     ranges = phases(record)
     if regions.by == "phase" or len(ranges) > 1:
-        rows = tuple(row(part) for part in ranges)
-        rows = rows if whole else _fitted(heads, rows)
+        said = tuple(row(part) for part in ranges)
+        rows = said if whole else _fitted(heads, said)
         yield PartTable("By phase", heads, rows, "lrrrrlr", "phase")
     if regions.by != "phase":
+        found = parts(record)  # once: judging hundreds of them takes a while
+        if regions.by == "layer":
+            yield from _blocks(blocks(found), whole=whole)
         order = "time" if regions.by == "kernel" else "time lost against the roof, fix this first"
-        ordered = by_loss(record)
+        ordered = _by_loss(found)
         shown = ordered if whole else ordered[:TOP_PARTS]
-        rows = tuple(row(part) for part in shown)
+        said = tuple(row(part) for part in shown)
         if len(shown) < len(ordered):
-            rows = *rows, _rest(ordered[len(shown) :])
-        rows = rows if whole else _fitted(heads, rows)
+            said = *said, _rest(ordered[len(shown) :])
+        rows = said if whole else _fitted(heads, said)
         yield PartTable(f"By layer, by {order}", heads, rows, "lrrrrlr", "layer")
     if regions.kernels:
-        found = regions.kernels if whole else regions.kernels[:TOP_KERNELS]
+        kernels = regions.kernels if whole else regions.kernels[:TOP_KERNELS]
         title = "Kernels by time"
         if not whole:
-            title = f"{title}, {len(found)} of {len(regions.kernels)}"
+            title = f"{title}, {len(kernels)} of {len(regions.kernels)}"
         step = record.timing.median if record.timing is not None else None
-        runs = tuple(_kernel_row(kernel, regions, step, whole=whole) for kernel in found)
+        runs = tuple(_kernel_row(kernel, regions, step, whole=whole) for kernel in kernels)
         yield PartTable(title, ("kernel", "runs", "time", "step", "where"), runs, "lrrrl", "kernel")
     if regions.counted is not None:
         yield counted_kernels(record, regions.counted, _LONGEST if whole else _COUNTED)
+
+
+def _blocks(found: Sequence[Block], *, whole: bool) -> Iterator[PartTable]:
+    """The model's blocks, if it has any."""
+    if not found:
+        return
+    every = [part for block in found for part in block.parts]
+    directions = [
+        way
+        for way in ("forward", "recompute", "backward")
+        if any(part.segments[0].direction == way for part in every)
+    ]
+    heads = ("block", "time", "step", *directions, "FLOP", "DRAM", "lost")
+    shown = found if whole else found[:_TOP_BLOCKS]
+    rows = [_block_row(block.name, block.parts, directions) for block in shown]
+    if len(shown) < len(found):
+        rest = [part for block in found[len(shown) :] for part in block.parts]
+        rows.append(_block_row(f"{len(found) - len(shown)} more", rest, directions))
+    fitted = tuple(rows) if whole else _fitted(heads, rows)
+    title = "By block, each with all that is in it, by time"
+    yield PartTable(title, heads, fitted, "l" + "r" * (len(heads) - 1), "block")
+
+
+def _block_row(name: str, found: Sequence[Part], directions: Sequence[str]) -> tuple[str, ...]:
+    def time(way: str) -> float | None:
+        return total(part.time for part in found if part.segments[0].direction == way)
+
+    every = _rest(found)
+    return (
+        _shortened(name, _LONGEST),
+        every.time,
+        every.of_step,
+        *(seconds(time(way), 3) for way in directions),
+        every.flop,
+        every.dram,
+        every.lost,
+    )
 
 
 def counted_kernels(record: Measurement, how: KernelCounts, length: int) -> PartTable:
@@ -157,8 +218,12 @@ def counted_remarks(record: Measurement, how: KernelCounts) -> Iterator[str]:
 
 def by_loss(record: Measurement) -> list[Part]:
     """Parts that lose most time first; then those whose loss is not known, by time."""
+    return _by_loss(parts(record))
+
+
+def _by_loss(found: Iterable[Part]) -> list[Part]:
     return sorted(
-        parts(record),
+        found,
         key=lambda part: (part.lost is None, -(part.lost or 0.0), -(part.time or 0.0)),
     )
 
@@ -221,12 +286,13 @@ def _sums(record: Measurement) -> Iterator[str]:
         if check.agrees:
             continue
         name = _CHECKED[check.name]
+        add, are = ("adds", "is") if check.name in (KERNEL_TIME, STEP_TIME) else ("add", "are")
         if check.ratio is None:
             lacking = "parts have" if check.parts is None else "step has"
-            yield f"Whether the parts' {name} add up is not known: the {lacking} no value."
+            yield f"Whether the parts' {name} {add} up is not known: the {lacking} no value."
         else:
             off = percent(abs(1 - check.ratio))
-            what = f"{off} are missing" if check.ratio < 1 else f"{off} are too much"
+            what = f"{off} {are} {'missing' if check.ratio < 1 else 'too much'}"
             yield (
                 f"The parts DO NOT add up to the uncut step: of its {name}, {what} (allowed: "
                 f"{percent(check.tolerance)})."
@@ -270,13 +336,13 @@ def _lost(time: float | None, *, at_most: bool) -> str:
     return f"<= {said}" if time is not None and at_most else said
 
 
-def _fitted(heads: Sequence[str], rows: Sequence[PartRow]) -> tuple[PartRow, ...]:
+def _fitted(heads: Sequence[str], rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Rows whose names leave the other cells their room on a line."""
     _, *others = (max(map(len, column)) for column in zip(heads, *rows, strict=True))
     room = _LINE - sum(others) - len(" │ ") * len(others)
     length = min(_NAME, max(_SHORTEST, room))
-    names = told_apart([said.part for said in rows], length)
-    return tuple(said._replace(part=name) for said, name in zip(rows, names, strict=True))
+    names = told_apart([said[0] for said in rows], length)
+    return tuple((name, *said[1:]) for said, name in zip(rows, names, strict=True))
 
 
 def _dram(part: Part) -> float | None:
@@ -300,16 +366,33 @@ def _kernel_row(kernel: Kernel, regions: Regions, step: float | None, *, whole: 
         segment = regions.segments[use.segment]
         name = phase_name(segment) if regions.by == "phase" else name_of(segment)
         places[name] = places.get(name, 0.0) + use.time
-    most = max(places, key=lambda name: places[name], default="not known")
-    more = f" +{len(places) - 1}" if len(places) > 1 else ""
+    where = _all_places(places) if whole else _longest_place(places)
     return KernelRow(
         # Parameters would take the room of the template arguments, which tell kernels apart.
         _shortened(brief(kernel.name), _LONGEST if whole else _KERNEL),
         number(kernel.launches, 3),
         seconds(kernel.time, 3),
         percent(kernel.time / step if step else None, 2),
-        _shortened(most, _LONGEST if whole else _WHERE) + more,
+        where if places else "not known",
     )
+
+
+def _longest_place(places: Mapping[str, float]) -> str:
+    """Where a kernel runs for longest, and at how many other places."""
+    most = max(places, key=lambda name: places[name], default="")
+    more = f" +{len(places) - 1}" if len(places) > 1 else ""
+    return _shortened(most, _WHERE) + more
+
+
+def _all_places(places: Mapping[str, float]) -> str:
+    """Where a kernel runs, longest first, with what of its time that is."""
+    ordered = sorted(places, key=lambda name: -places[name])
+    time = sum(places.values())
+    if len(ordered) < 2 or not time:
+        return ", ".join(_shortened(name, _LONGEST) for name in ordered[:_PLACES])
+    named = [f"{_shortened(n, _LONGEST)} {percent(places[n] / time, 2)}" for n in ordered[:_PLACES]]
+    more = f", +{len(ordered) - _PLACES} more" if len(ordered) > _PLACES else ""
+    return ", ".join(named) + more
 
 
 def _counted_row(found: KernelPart, length: int) -> CountedRow:

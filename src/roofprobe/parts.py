@@ -16,14 +16,22 @@ from roofprobe.derive import Figures, figures
 from roofprobe.errors import UsageError
 from roofprobe.judge import Verdict, verdict
 from roofprobe.record import KernelTimes, Measurement, Regions, Round, Segment, Timing
+from roofprobe.regions import MODEL, layer_name, range_name
 
 # The parts' sum may differ by so much from the step that was not cut: FLOP repeat to 0.02% (dropout
-# masks), bytes vary with what a drained GPU finds in its caches.
+# masks), bytes vary with what a drained GPU finds in its caches. Kernels are timed on steps alike,
+# but wall clock has the labelling in it, and other steps' noise.
 FLOP_TOLERANCE: Final = 0.02
 BYTE_TOLERANCE: Final = 0.05
+KERNEL_TOLERANCE: Final = 0.05
+CLOCK_TOLERANCE: Final = 0.10
 
-OUTSIDE: Final = "(outside)"
-MODEL: Final = "(model)"
+# What is checked beside FLOP and bytes, by where the parts' times come from.
+KERNEL_TIME: Final = "kernel time"
+STEP_TIME: Final = "step time"
+
+# A block of the model is at most so deep in it: deeper ones are no blocks to people.
+_DEEPEST: Final = 4
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Check:
     """The parts' sum beside the step that was not cut.
 
     Attributes:
-        name: ``FLOP`` or a memory level.
+        name: ``FLOP``, a memory level, ``KERNEL_TIME`` or ``STEP_TIME``.
         parts: Sum over the parts; None where one has no value.
         whole: Of the step.
         tolerance: Largest relative difference that counts as the same.
@@ -107,6 +115,25 @@ class Check:
     def agrees(self) -> bool:
         """True where the two are the same within the tolerance."""
         return self.ratio is not None and abs(self.ratio - 1) <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A module of the model with all that is in it.
+
+    Attributes:
+        name: Its path; of a module around other blocks, whose own work alone this is, that and
+            ``itself``.
+        parts: What it is made of, both ways.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def time(self) -> float:
+        """Seconds a step."""
+        return sum(part.time or 0.0 for part in self.parts)
 
 
 def parts(record: Measurement) -> tuple[Part, ...]:
@@ -150,31 +177,77 @@ def within(record: Measurement, path: str) -> Part:
     return _part(record, regions, path or MODEL, found)
 
 
-def checks(record: Measurement) -> tuple[Check, ...]:
-    """Whether the parts add up to the step: FLOP, then bytes by level."""
-    regions = record.regions
-    if regions is None or not any(segment.counters for segment in regions.segments):
+def blocks(found: Sequence[Part]) -> tuple[Block, ...]:
+    """The blocks of a model by time, longest first; none where each would be a single module.
+
+    All lie at one depth, the least at which none has more than half of the step's time that
+    deeper ones could share.
+
+    Args:
+        found: The parts of a step that was measured by layer.
+    """
+    whole = total(part.time for part in found)
+    owned = [(path, part) for part in found if (path := part.segments[0].module) is not None]
+    if not whole or not owned:
         return ()
+    for depth in range(1, _DEEPEST + 1):
+        grouped: dict[str, list[Part]] = {}
+        members: dict[str, set[str]] = {}
+        for path, part in owned:
+            name = ".".join(path.split(".")[:depth])
+            grouped.setdefault(name, []).append(part)
+            members.setdefault(name, set()).add(path)
+        several = [name for name, paths in members.items() if len(paths) > 1]
+        if all(Block(name, tuple(grouped[name])).time <= whole / 2 for name in several):
+            break
+    if not several:
+        return ()
+    made = [Block(_block_name(name, grouped), tuple(own)) for name, own in grouped.items()]
+    return tuple(sorted(made, key=lambda block: -block.time))
+
+
+def _block_name(path: str, all_paths: Iterable[str]) -> str:
+    inner = f"{path}." if path else ""
+    around = any(other != path and other.startswith(inner) for other in all_paths)
+    return f"{path or MODEL} itself" if around else path or MODEL
+
+
+def checks(record: Measurement) -> tuple[Check, ...]:
+    """Whether the parts add up to the step: FLOP, bytes by level, time; what was measured of it."""
+    regions = record.regions
+    if regions is None:
+        return ()
+    counted = any(segment.counters for segment in regions.segments)
+    return (*(_counts(record, regions) if counted else ()), *_times(record, regions))
+
+
+def _counts(record: Measurement, regions: Regions) -> Iterator[Check]:
     whole = figures(record)
     summed = _part(record, regions, "sum", regions.segments).figures
-    found = [Check("FLOP", summed.flop_total.value, whole.flop_total.value, FLOP_TOLERANCE)]
+    yield Check("FLOP", summed.flop_total.value, whole.flop_total.value, FLOP_TOLERANCE)
     for level in metrics.LEVELS:
         if level in whole.byte:
-            both = summed.byte[level].value, whole.byte[level].value
-            found.append(Check(level, *both, BYTE_TOLERANCE))
-    return tuple(found)
+            yield Check(level, summed.byte[level].value, whole.byte[level].value, BYTE_TOLERANCE)
+
+
+def _times(record: Measurement, regions: Regions) -> Iterator[Check]:
+    summed = total(segment.time for segment in regions.segments)
+    if regions.time_source == "cupti_activity":
+        kernels = record.kernels.union if record.kernels is not None else None
+        yield Check(KERNEL_TIME, summed, kernels, KERNEL_TOLERANCE)
+    elif regions.time_source is not None:
+        step = record.timing.median if record.timing is not None else None
+        yield Check(STEP_TIME, summed, step, CLOCK_TOLERANCE)
 
 
 def name_of(segment: Segment) -> str:
     """A segment of a layer for people; without a module, its range in parentheses."""
-    if segment.module is None:
-        return f"({segment.range})" if segment.range else OUTSIDE
-    return f"{segment.module or MODEL} {segment.direction}"
+    return layer_name(segment.range, segment.module, segment.direction)
 
 
 def phase_name(segment: Segment) -> str:
     """A segment's range for people."""
-    return segment.range or OUTSIDE
+    return range_name(segment.range)
 
 
 def _lies_in(segment: Segment, path: str) -> bool:

@@ -2,8 +2,8 @@
 
 Steps are used up in a fixed order: warm-up; unprofiled steps that are timed; where parts of a step
 are asked for, steps on which they are labelled; one step for each pass of each round, with
-counters; the same again with counters by part; steps on which kernels are traced. Counters are
-attached only while counting.
+counters; the same again with counters by part; steps on which kernels are traced; where a witness
+is asked for, one step under the analytic model. Counters are attached only while counting.
 """
 
 import ctypes
@@ -14,13 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from roofprobe import activity, ceilings, coverage, environment, metrics
 from roofprobe.breakdown import Breakdown, check_range_name
@@ -47,6 +49,7 @@ from roofprobe.record import (
     Clocks,
     KernelTimes,
     Measurement,
+    Modelled,
     Regions,
     Round,
     Scalar,
@@ -58,7 +61,7 @@ from roofprobe.timing import implausible, step_timer
 
 T = TypeVar("T")
 
-Phase = Literal["warmup", "plan", "timing", "labels", "pass", "kernels", "done"]
+Phase = Literal["warmup", "plan", "timing", "labels", "pass", "kernels", "witness", "done"]
 
 # Traced steps; their kernel times are averaged. Two show a step that is not like the others.
 _TRACED_STEPS: Final = 2
@@ -126,6 +129,7 @@ class Probe:
         workload: Mapping[str, Scalar],
         progress: ProgressCallback | None,
         breakdown: Breakdown | None = None,
+        witness: bool = False,
     ) -> None:
         self.name = name
         self.done = False
@@ -142,6 +146,7 @@ class Probe:
         self._progress = progress or (lambda event: None)
         self._breakdown = breakdown
         self._labelled = 0 if breakdown is None else max(1, self._traced)
+        self._witness = witness
 
         self._complete = False
         self._forked = False  # True in a child of the process that measures
@@ -158,6 +163,7 @@ class Probe:
         self._between: float | None = None  # median wall clock between timed steps, s
         self._clocks: Clocks | None = None
         self._kernels: KernelTimes | None = None
+        self._modelled: Modelled | None = None
         self._collected: list[tuple[RoundCounters, tuple[float, ...]]] = []
         self._overhead: dict[str, float] = {}
         self._notes: dict[str, str] = {}
@@ -206,7 +212,8 @@ class Probe:
     def steps_needed(self) -> int:
         """Steps that the whole measurement takes, or probably takes. Waits for the plan."""
         counted = self._counted_steps(self._plan()) + self._steps_by_part
-        return self._warmup + self._timed + self._labelled + counted + self._traced
+        others = self._labelled + self._traced + self._model_steps
+        return self._warmup + self._timed + counted + others
 
     @property
     def _steps_by_part(self) -> int:
@@ -219,6 +226,12 @@ class Probe:
     def _counts_parts(self) -> bool:
         wanted = self._breakdown is not None and self._breakdown.counts
         return wanted and counts_regions(self._backend)
+
+    @property
+    def _model_steps(self) -> int:
+        """Steps under the analytic model; none where that is what counts, or nothing here does."""
+        elsewhere = self._backend.source in ("analytic", external.SOURCE)
+        return int(self._witness and not elsewhere)
 
     def range(self, name: str) -> AbstractContextManager[None]:
         """A part of the step: ``with probe.range("attention"):``. Ranges may lie in one another.
@@ -307,6 +320,8 @@ class Probe:
             yield from self._count_regions(self._breakdown)
         if self._traced:
             yield from self._trace_steps()
+        if self._model_steps:
+            yield from self._model_step()
 
     def _time_steps(self) -> Generator[None, None, None]:
         timer = step_timer(self._device)
@@ -477,6 +492,26 @@ class Probe:
                 self._notes["kernels"] = str(error)
         self._note_overhead("kernels", started, self._traced)
 
+    def _model_step(self) -> Generator[None, None, None]:
+        yield
+        self._report("witness", 1, 1)
+        self._notes["witness"] = "the step under the analytic model did not come to its end"
+        self._synchronize()
+        started = time.perf_counter()
+        model = _ModelOfStep()
+        model.begin()
+        try:
+            yield
+        finally:
+            model.end()
+        self._synchronize()
+        self._note_overhead("witness", started, 1)
+        self._modelled = model.result
+        if model.error is None:
+            del self._notes["witness"]
+        else:
+            self._notes["witness"] = f"the analytic model failed on the step: {model.error!r}"
+
     def _warn_of_different(self, steps: Sequence[activity.Trace]) -> None:
         name = activity.different_kernels(steps)
         if name is not None:
@@ -597,6 +632,8 @@ class Probe:
             parts.append(f"at most {self._steps_by_part} with counters by part")
         if self._traced:
             parts.append(f"{self._traced} with kernel records")
+        if self._model_steps:
+            parts.append(f"{self._model_steps} under the analytic model")
         message = f"{self.steps_needed} steps: {', '.join(parts)}"
         self._report("plan", 0, self.steps_needed, message)
 
@@ -729,6 +766,9 @@ class Probe:
                 f"counted steps asked for GPU memory {min(self._requests)} to "
                 f"{max(self._requests)} times, so they did not do the same work: {_UNLIKE}"
             )
+        if self._model_steps and self._modelled is None:
+            why = "the run ended before its step under the analytic model"
+            self._notes.setdefault("witness", str(self.refusal or why))
         machine = environment.collect(self._device)
         record = Measurement(
             name=self.name,
@@ -749,6 +789,7 @@ class Probe:
             clocks=self._clocks,
             roofs=ceilings.load_cached(machine) if machine.device_kind == "cuda" else (),
             regions=self._regions(plan),
+            witness=self._modelled,
             overhead=self._overhead,
             notes={**plan.notes, **self._notes},
         )
@@ -808,6 +849,7 @@ def measure(
     progress: ProgressCallback | None = None,
     by: By = "step",
     model: torch.nn.Module | None = None,
+    witness: bool = False,
 ) -> Iterator[Probe]:
     """Measures the steps of a loop.
 
@@ -833,6 +875,10 @@ def measure(
             them, too; ``layer`` for the modules of ``model`` as well, forward and backward;
             ``kernel`` for names and times of kernels by range and module, without counters.
         model: For ``layer`` and ``kernel``: whose modules are told apart.
+        witness: Run one further step under the analytic model, after everything else, and keep its
+            FLOP and bytes for a comparison with the hardware's. That step is slow (every operator
+            goes through Python) and runs what ``torch.compile`` compiled eagerly, which may take
+            more memory. Without effect where the model is the backend.
 
     Raises:
         MeasurementActiveError: another measurement is running in this process.
@@ -845,7 +891,7 @@ def measure(
         _require_count(option, value, least)
     global _running
     chosen = _device(device)
-    backends = _backends(backend, chosen)
+    backends = _backends(backend, chosen, name)
     breakdown = _breakdown(by, model, backends[0], chosen, kernels=kernels)
     active = _active  # in a forked child, ``_active`` is another one
     if not active.acquire(blocking=False):
@@ -867,6 +913,7 @@ def measure(
             workload=storable(workload or {}),
             progress=progress,
             breakdown=breakdown,
+            witness=witness,
         )
         _running = probe
         try:
@@ -904,7 +951,9 @@ def measure_step(
     whole = {key: value for key, value in options.items() if key not in ("by", "model")}
     other = _measured(eager, f"{name} (eager)", whole)
     try:
-        return with_sass_of(record, other)
+        taken = with_sass_of(record, other)
+        # The operators behind a graph's kernels are seen where the graph is not.
+        return replace(taken, witness=other.witness or taken.witness)
     except UsageError as error:
         return replace(record, warnings=(*record.warnings, f"SASS counters stay out: {error}"))
 
@@ -951,23 +1000,25 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     return chosen
 
 
-def _backends(choice: str | CounterBackend, device: torch.device) -> Sequence[CounterBackend]:
+def _backends(
+    choice: str | CounterBackend, device: torch.device, name: str
+) -> Sequence[CounterBackend]:
     """What to count with; the later ones where an earlier one is refused."""
     if not isinstance(choice, str):
         return [choice]
     if choice != "auto":
-        return [_backend(choice, device)]
-    names = ("cupti", "gpm", "analytic") if device.type == "cuda" else ("analytic",)
-    return [_backend(name, device) for name in names]
+        return [_backend(choice, device, name)]
+    choices = ("cupti", "gpm", "analytic") if device.type == "cuda" else ("analytic",)
+    return [_backend(each, device, name) for each in choices]
 
 
-def _backend(choice: str, device: torch.device) -> CounterBackend:
+def _backend(choice: str, device: torch.device, name: str | None = None) -> CounterBackend:
     if choice == "analytic":
         from roofprobe.counters.analytic import AnalyticBackend
 
         return AnalyticBackend()
     if choice == "cupti" and external.requested():
-        return external.ExternalBackend(lambda: torch.cuda.synchronize(device))
+        return external.ExternalBackend(lambda: torch.cuda.synchronize(device), name)
     if choice in ("cupti", "gpm"):
         if device.type != "cuda":
             raise UsageError(
@@ -1015,6 +1066,112 @@ def _breakdown(
         )
     capturing = torch.cuda.is_current_stream_capturing if cuda else lambda: False
     return Breakdown(by, model, cuda=cuda, capturing=capturing)
+
+
+# Kinds of operators that hardware may do in another way than their formula says.
+_KINDS: Final = ("other", "convolution", "attention")
+
+
+def _kind(operator: str, arguments: Sequence[Any]) -> str:
+    """The kind of an operator, which ``_KINDS`` lists.
+
+    A convolution whose kernel is one point is a matrix product, and no trick saves it anything.
+    """
+    if "attention" in operator:
+        return "attention"
+    if "conv" not in operator:
+        return "other"
+    weight = arguments[2 if "backward" in operator else 1 :][:1]
+    pointwise = weight and isinstance(weight[0], torch.Tensor) and prod(weight[0].shape[2:]) == 1
+    return "other" if pointwise else "convolution"
+
+
+class _ByKind(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each operator, before it runs, the number of its kind."""
+
+    supports_higher_order_operators = True  # as the analytic backend below it does
+
+    def __init__(self, switch: Callable[[int], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._switch = switch
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper tensor's plain operators come back here
+        self._switch(_KINDS.index(_kind(str(func), args)))
+        return func(*args, **(kwargs or {}))
+
+
+class _ModelOfStep:
+    """The analytic model of one step. What fails in it costs its result and nothing else.
+
+    Attributes:
+        result: What was counted.
+        error: What failed first.
+    """
+
+    def __init__(self) -> None:
+        from roofprobe.counters.analytic import AnalyticBackend
+
+        self.result: Modelled | None = None
+        self.error: Exception | None = None
+        self._backend = AnalyticBackend()
+        self._counting = ExitStack()
+
+    def begin(self) -> None:
+        """What is dispatched from here on is counted."""
+        # The work of torch and of formulas from anywhere: whatever they raise is no step's failure.
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._backend.close)
+                self._backend.open()
+                self._backend.begin_regions(0)
+                stack.enter_context(_ByKind(self._backend.switch))
+                self._counting = stack.pop_all()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> None:
+        """Counts no more."""
+        try:
+            self._counting.close()
+            if self.error is None:
+                self.result = self._modelled()
+        except Exception as error:
+            self.error = self.error or error
+
+    def _modelled(self) -> Modelled:
+        counted = self._backend.collect_regions()
+        flop = [row.name for row in metrics.ANALYTIC if row.kind == "flop"]
+        return Modelled(
+            counters={
+                row.name: _sum(values[row.name] for values in counted.values.values())
+                for row in metrics.ANALYTIC
+            },
+            flop={
+                kind: _sum(counted.values[index][name] for name in flop)
+                for index, kind in enumerate(_KINDS)
+                if index in counted.values
+            },
+            uncounted=self._backend.uncounted_ops,
+            reason=next(iter(counted.reasons.values()), None),
+        )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None where one of them is."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def _profiler_warms_up() -> bool:
@@ -1067,7 +1224,9 @@ def _flop(counted: Round) -> float | None:
 def _noteworthy(record: Measurement) -> list[str]:
     """Warnings about what was measured, for a person to judge."""
     found = []
-    if record.coverage is not None and not record.coverage.trusted:
+    if "counters" in record.notes:
+        found.append(f"no counter is usable: {record.notes['counters']}")
+    elif record.coverage is not None and not record.coverage.trusted:
         found.append(f"SASS counters are not usable: {record.coverage.cause}")
     if record.timing is not None and record.timing.spread > 0.1:
         found.append(

@@ -379,6 +379,26 @@ class EagerRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Modelled:
+    """One further step as the analytic backend counts it: a model, whose error is not known.
+
+    Attributes:
+        counters: Metric of that backend -> value; None where it misses an operator.
+        flop: Kind of operator -> its FLOP, None likewise: ``convolution`` (kernels of more than
+            one point), ``attention``, ``other``.
+        uncounted: Operator -> calls whose FLOP or bytes could not be told.
+        reason: Why a counter has no value; None where all have one.
+        source: The label of every such figure.
+    """
+
+    counters: Mapping[str, float | None]
+    flop: Mapping[str, float | None]
+    uncounted: Mapping[str, int] = field(default_factory=dict)
+    reason: str | None = None
+    source: str = "analytic"
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """The machine and the software. None means that it could not be read or does not exist."""
 
@@ -426,6 +446,7 @@ class Measurement:
         crosscheck: The same step under another profiler, where that was done.
         regions: The step by phase, layer or kernel, where that was asked for.
         eager: SASS counters of an eager run, where they were hidden here and somebody asked.
+        witness: The same step under the analytic model, where somebody asked.
         overhead: Seconds of wall clock that each part of measuring took beyond the plain steps.
         notes: Part -> why it is missing or limited.
         warnings: For the user, in order of appearance.
@@ -449,6 +470,7 @@ class Measurement:
     crosscheck: CrossCheck | None = None
     regions: Regions | None = None
     eager: EagerRun | None = None
+    witness: Modelled | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -476,9 +498,14 @@ class Measurement:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the record whole or not at all, and returns the path.
 
+        A record of a measurement that was passed by under ncu (``counters.external``) is not
+        written: the program that ``verify`` repeats would lose what it measured before.
+
         Raises:
             RecordError: the file cannot be written.
         """
+        if self.source == "ncu" and not self.rounds:
+            return Path(path)
         return write_whole(path, self.to_json().encode())
 
     @classmethod

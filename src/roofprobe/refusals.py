@@ -8,10 +8,14 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple
 
 from roofprobe.errors import (
     ConfidentialComputingError,
@@ -33,10 +37,13 @@ from roofprobe.errors import (
 
 INSUFFICIENT_PRIVILEGES: Final = 35
 HARDWARE_BUSY: Final = 26
+OTHER_SUBSCRIBER: Final = 39
 WSL: Final = 45
 _NO_PROFILER: Final = 27
+# Statuses that speak of another client in this process.
+OF_THE_PROCESS: Final = (OTHER_SUBSCRIBER, 36, 38)
 # Statuses that speak of the machine or the process, and not of one GPU.
-NOT_OF_THE_GPU: Final = frozenset({HARDWARE_BUSY, INSUFFICIENT_PRIVILEGES, 36, 38, 39})
+NOT_OF_THE_GPU: Final = frozenset({HARDWARE_BUSY, INSUFFICIENT_PRIVILEGES, *OF_THE_PROCESS})
 
 WITHOUT_COUNTERS: Final = (
     "without counters, the analytic backend models a step (--backend analytic)"
@@ -72,7 +79,6 @@ VGPU_FIX: Final = (
     "the administrator of the hypervisor must allow profiling for this virtual GPU (plug-in "
     "parameter enable_profiling=1)"
 )
-
 
 MPS_PROCESS: Final = "nvidia-cuda-mps"  # how the names of its daemon and server begin
 MPS_ALLOWED: Final = "ROOFPROBE_ALLOW_MPS"  # set to 1, shared counters are taken and marked
@@ -141,7 +147,7 @@ _STATUS: Final[Mapping[int, Refusal]] = {
         "something asked for CUPTI's old event API, which chips from Turing on do not have",
         "remove the library that uses it (nvprof's, an old PAPI)",
     ),
-    39: Refusal(
+    OTHER_SUBSCRIBER: Refusal(
         OtherSubscriberError,
         "another CUPTI client is active in this process (nsys, ncu, cuda-gdb, compute-sanitizer or "
         "a profiler library)",
@@ -190,18 +196,226 @@ _SUPPORT: Final[tuple[tuple[str, tuple[str, ...], int], ...]] = (
     ("sli", _NO, 44),
 )
 
+# Who may have the counters, by the signs that they leave.
 
-def of_status(code: int | None, *, wsl: bool) -> Refusal | None:
+# Processes, as /proc/PID/comm has them, which ends after 15 letters.
+DCGM: Final = ("nv-hostengine", "dcgm-exporter", "dcgmi")
+PROFILERS: Final = tuple(
+    name[:15] for name in ("nsys", "nsys-launcher", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
+)
+ROOFPROBE: Final = "roofprobe"
+_INJECTED: Final[Mapping[str, str]] = {
+    "NSYS_PROFILING_SESSION_ID": "nsys",
+    "NV_NSIGHT_INJECTION_PORT_BASE": "ncu",
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "ncu",
+    "NV_SANITIZER_INJECTION_PORT_BASE": "compute-sanitizer",
+    "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "compute-sanitizer",
+}
+# PyTorch listens for a daemon wherever the latter is set, to 0 as well.
+_LISTENERS: Final = ("NVTX_INJECTION64_PATH", "KINETO_USE_DAEMON")
+# Parts of the file names of libraries that tools inject; a compiler's libsanitizer is none.
+_INJECTORS: Final = re.compile(
+    r"injection|injector|nsys|nsight|sanitizer-(?:collection|public)|nvbit", re.I
+)
+# Whose such a library is, by its path.
+_OWNERS: Final[Mapping[str, str]] = {
+    "nsight-systems|/nsys": "nsys",
+    "nsight-compute|/ncu": "ncu",
+    "sanitizer": "compute-sanitizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What shows who may have the counters.
+
+    Attributes:
+        tools: Those injected into this process, each with what shows it.
+        listeners: Environment variables that let one in at any time.
+        profilers: Processes that may hold the counters of a GPU.
+        dcgm: DCGM's processes.
+    """
+
+    tools: Sequence[str] = ()
+    listeners: Sequence[str] = ()
+    profilers: Sequence[str] = ()
+    dcgm: Sequence[str] = ()
+
+
+def of_status(code: int | None, *, wsl: bool, signs: Signs = Signs()) -> Refusal | None:
     """What a CUPTI status means; None for one that is not about being refused.
 
     Args:
         code: The status.
         wsl: The process runs under WSL, where the driver may answer "no privileges" for a GPU that
             offers no counters at all (https://github.com/systalyze/utilyze/issues/4).
+        signs: Of others at the counters. Without any the cause lists whoever it can be.
     """
     if wsl and code in (_NO_PROFILER, INSUFFICIENT_PRIVILEGES, WSL):
         return _STATUS[WSL]
-    return _STATUS.get(code) if code is not None else None
+    refusal = _STATUS.get(code) if code is not None else None
+    if refusal is None:
+        return None
+    if code == HARDWARE_BUSY:
+        return _busy(refusal, signs)
+    named = ", ".join((*signs.tools, *signs.listeners))
+    if named and code == OTHER_SUBSCRIBER:
+        cause = f"another CUPTI client is active in this process, most likely {named}"
+        return replace(refusal, cause=cause)
+    if named and code in OF_THE_PROCESS:
+        return replace(refusal, cause=f"{refusal.cause}; seen in it: {named}")
+    return refusal
+
+
+def _busy(general: Refusal, signs: Signs) -> Refusal:
+    suspects = [", ".join(group) for group in (signs.tools, signs.profilers) if group]
+    fix = "stop it or run without it, then measure again"
+    if signs.dcgm:
+        running = ", ".join(signs.dcgm)
+        suspects.append(f"DCGM's profiling fields (before Hopper), with {running} running")
+        fix = DCGM_FIX if len(suspects) == 1 else general.fix
+    if not suspects:
+        return general
+    cause = f"the counters are taken, most likely by {' or by '.join(suspects)}"
+    return replace(general, cause=cause, fix=fix)
+
+
+def met(code: int | None) -> Refusal | None:
+    """What a CUPTI status means that this process has just met, with who is seen to be the cause.
+
+    Args:
+        code: The status.
+    """
+    return of_status(code, wsl=under_wsl(), signs=_signs(code))
+
+
+def _signs(code: int | None) -> Signs:
+    if code != HARDWARE_BUSY and code not in OF_THE_PROCESS:
+        return Signs()
+    # Other processes hold a GPU's counters, and are no client in this one.
+    seen = processes() if code == HARDWARE_BUSY else ()
+    return Signs(
+        tools=injected(os.environ, _read(Path("/proc/self/maps")) or ""),
+        listeners=listeners(os.environ),
+        profilers=tuple(text for text in seen if process_name(text) in (*PROFILERS, ROOFPROBE)),
+        dcgm=tuple(text for text in seen if process_name(text) in DCGM),
+    )
+
+
+def injected(environment: Mapping[str, str], maps: str = "") -> tuple[str, ...]:
+    """Tools that were put into a process, each with what shows it.
+
+    Args:
+        environment: Its environment variables.
+        maps: Text of its maps file.
+    """
+    found = [f"{tool} ({name})" for name, tool in _INJECTED.items() if environment.get(name)]
+    if environment.get("CUDA_INJECTION64_PATH"):
+        found.append(f"CUDA_INJECTION64_PATH={environment['CUDA_INJECTION64_PATH']}")
+    preloaded = re.split(r"[:\s]+", environment.get("LD_PRELOAD", ""))
+    found += [f"LD_PRELOAD={path}" for path in preloaded if _is_injector(path)]
+    told = " ".join(found)
+    for path in dict.fromkeys(re.findall(r"^(?:\S+ +){5}(/.*\.so[.\d]*)$", maps, re.MULTILINE)):
+        if _is_injector(path) and path not in told:
+            owners = (tool for sign, tool in _OWNERS.items() if re.search(sign, path))
+            tool = next(owners, None)
+            found.append(f"{tool} ({path})" if tool is not None else path)
+    return tuple(found)
+
+
+def listeners(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Environment variables that let a tool in at any time."""
+    return tuple(name for name in _LISTENERS if name in environment)
+
+
+def _is_injector(path: str) -> bool:
+    return _INJECTORS.search(PurePath(path).name) is not None
+
+
+def process_name(text: str) -> str:
+    """The name in a text of ``processes``."""
+    return text.partition(" (")[0]
+
+
+class _Process(NamedTuple):
+    name: str
+    parent: int
+
+
+# Reading /proc may hang on a process that the driver holds fast.
+_SCAN_LIMIT: Final = 0.5  # s
+
+
+def processes(proc: Path = Path("/proc"), *, own: int | None = None) -> tuple[str, ...]:
+    """Processes that may hold or share counters: ``ncu (process 4242)``, by their numbers.
+
+    Those of roofprobe are named ``roofprobe``, but for this one and those that it comes from or has
+    started, and those that another one has started. What cannot be read is passed over.
+
+    Args:
+        proc: Where the system lists them.
+        own: The number of this process.
+    """
+    found: dict[int, str] = {}
+    until = time.monotonic() + _SCAN_LIMIT
+    arguments = (proc, os.getpid() if own is None else own, found, until)
+    scan = threading.Thread(target=_scan, args=arguments, name="roofprobe-processes", daemon=True)
+    with suppress(RuntimeError):  # no thread is to be had any more
+        scan.start()
+        scan.join(_SCAN_LIMIT)
+    return tuple(f"{name} (process {pid})" for pid, name in sorted(found.copy().items()))
+
+
+def _scan(proc: Path, own: int, found: dict[int, str], until: float) -> None:
+    every = dict(_listed(proc))
+    for pid, process in every.items():
+        if process.name in (*DCGM, *PROFILERS) or process.name.startswith(MPS_PROCESS):
+            found[pid] = process.name
+    family = {own, *_line(own, every)}
+    measuring: set[int] = set()
+    for pid in every:
+        if time.monotonic() > until:
+            break
+        if pid not in family and own not in _line(pid, every) and _runs_roofprobe(proc / str(pid)):
+            measuring.add(pid)
+    # Workers of a loader carry all that their process has loaded.
+    found |= {pid: ROOFPROBE for pid in measuring if not measuring & set(_line(pid, every))}
+
+
+def _listed(proc: Path) -> Iterator[tuple[int, _Process]]:
+    with suppress(OSError):
+        for folder in proc.iterdir():
+            # Number, name in parentheses, state, parent; the name may hold anything.
+            text = _read(folder / "stat") if folder.name.isdecimal() else None
+            name, _, rest = (text or "").partition("(")[2].rpartition(") ")
+            values = rest.split(" ", 2)
+            if len(values) == 3 and values[0] not in "ZX" and values[1].isdecimal():
+                yield int(folder.name), _Process(name, int(values[1]))
+
+
+def _line(pid: int, every: Mapping[int, _Process]) -> list[int]:
+    """The processes that a process comes from, its parent first."""
+    found: list[int] = []
+    while pid in every and every[pid].parent not in found:
+        pid = every[pid].parent
+        found.append(pid)
+    return found
+
+
+def _runs_roofprobe(folder: Path) -> bool:
+    """Whether a process has our extension; where that cannot be read, whether its command is ours.
+
+    Args:
+        folder: Of the process, in /proc.
+    """
+    maps = _read(folder / "maps")
+    if maps is not None:
+        return "/roofprobe/_native." in maps
+    command = (_read(folder / "cmdline") or "").split("\0")
+    if any(PurePath(argument).name == ROOFPROBE for argument in command[:2]):
+        return True
+    module = next((name for option, name in pairwise(command) if option == "-m"), "")
+    return module.partition(".")[0] == ROOFPROBE
 
 
 def status_of_support(support: Mapping[str, str]) -> int | None:

@@ -18,6 +18,10 @@ Direction = Literal["forward", "recompute", "backward"]
 
 SEPARATOR: Final = "/"  # of nested ranges
 
+# What people call work of no range and no module, and the model itself, whose path is empty.
+OUTSIDE: Final = "(outside)"
+MODEL: Final = "(model)"
+
 
 class Label(NamedTuple):
     """What was open while work was issued.
@@ -140,6 +144,18 @@ class Guide:
         stops = self._known.stops
         self._lost = self._lost or self._at >= len(stops) or stops[self._at] != label
         return self._lost or not self._known.idle[self._at]
+
+
+def range_name(range_: str) -> str:
+    """A range for people."""
+    return range_ or OUTSIDE
+
+
+def layer_name(range_: str, module: str | None, direction: str | None) -> str:
+    """A module on its way for people; without a module, the range in parentheses."""
+    if module is None:
+        return f"({range_})" if range_ else OUTSIDE
+    return f"{module or MODEL} {direction}"
 
 
 def stop_at(starts: Sequence[float], time: float) -> int | None:

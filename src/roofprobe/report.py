@@ -19,6 +19,7 @@ from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
 from roofprobe.record import Measurement
 from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, path_name, place
 from roofprobe.units import number, percent, seconds, si
+from roofprobe.witness import HEADS, Witness, witness
 
 SOURCES: Final[tuple[Source, ...]] = ("measured", "datasheet")
 
@@ -31,6 +32,13 @@ FOOTER: Final = (
 _WORTH_A_ROOF: Final = 0.01
 # Roofs that differ by less than this (natural logarithm) are one line on paper.
 _APART: Final = 0.03
+
+WITNESS: Final = "witness: the hardware beside the analytic model"
+
+_MODEL: Final = (
+    "Figures marked analytic are a model and no count: what the operators' shapes ask for, with an "
+    "error that is not known."
+)
 
 _ALL_FLOP: Final = "all FLOP"
 
@@ -87,6 +95,7 @@ class Content:
         rows: Figures per step, the use of each ceiling, then metrics that are in no figure.
         verdict: With its sentences.
         remarks: Sentences on what the figures rest on.
+        witness: The hardware beside the model of one further step, where there was one.
         missing: Figures without a value, together where they share a reason, and that.
     """
 
@@ -94,6 +103,7 @@ class Content:
     rows: tuple[Row, ...]
     verdict: Verdict
     remarks: tuple[str, ...]
+    witness: Witness | None
     missing: tuple[tuple[str, str], ...]
 
 
@@ -106,6 +116,7 @@ def content(record: Measurement) -> Content:
         rows=(*_rows(record, derived), *_uses(judged), *_others(record)),
         verdict=judged,
         remarks=tuple(_remarks(record, derived, judged)),
+        witness=None if record.witness is None or _is_model(record) else witness(record),
         missing=tuple(_missing(record, derived)),
     )
 
@@ -126,8 +137,12 @@ def text(record: Measurement, *, width: int = 100) -> str:
         console.print(line)
     for label, reason in said.missing:
         console.print(f"n/a: {label}: {reason}")
+    if "witness" in record.notes:
+        console.print(f"n/a: witness: {record.notes['witness']}")
     for warning in record.warnings:
         console.print(f"warning: {warning}")
+    if said.witness is not None:
+        _print_witness(console, said.witness)
     for table in part_tables.tables(record):
         console.print()
         own = plain_table(table.heads, table.rows, table.sides, title=table.title)
@@ -142,6 +157,14 @@ def text(record: Measurement, *, width: int = 100) -> str:
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def _print_witness(console: Console, found: Witness) -> None:
+    console.print()
+    table = plain_table(HEADS, found.rows, "lrrrl", title=WITNESS)
+    print_table(console, table)
+    for sentence, flagged in found.remarks:
+        console.print(f"warning: {sentence}" if flagged else sentence)
 
 
 def roofline_of(
@@ -429,6 +452,11 @@ def save_layered_plot(record: Measurement, path: str | os.PathLike[str]) -> Path
     return save_roofline(layered_roofline(record), path)
 
 
+def _is_model(record: Measurement) -> bool:
+    """True where nothing was counted by hardware."""
+    return record.source == "analytic"
+
+
 def _title(record: Measurement) -> str:
     chip = f", {record.environment.chip}" if record.environment.chip else ""
     state = "" if record.complete else ", INCOMPLETE"
@@ -525,6 +553,8 @@ def _uses(judged: Verdict) -> Iterable[Row]:
 
 
 def _remarks(record: Measurement, derived: Figures, judged: Verdict) -> Iterable[str]:
+    if _is_model(record):
+        yield _MODEL
     compute = judged.compute
     if compute is not None:
         ceiling = compute.ceiling

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from roofprobe.ceilings.roofs import L1_BYTE_A_CLOCK
 from roofprobe.device import DeviceSpec
 from roofprobe.errors import UsageError
 from roofprobe.record import MeasuredRoof
@@ -20,6 +21,15 @@ Source = Literal["datasheet", "measured", "given"]
 # and the time from another; the usual mistakes (sparse peak, wrong product, MAC for FLOP, a
 # launch counted twice) are factors of 1.1 to 2.
 ABOVE_ROOF: Final = 1.06
+# Chips whose L1 hands L1_BYTE_A_CLOCK to an SM in a clock. Nsight Compute's hierarchical roofline
+# draws L1 at 128 bytes for each clock in which l1tex__lsu_writeback_active counts, which is every
+# clock of each SM at most (CUPTI 13.0 on GH100: 132 a clock). 18.8 TB/s were measured on an A100,
+# 97% of that, and 4.05 on a T4, half of it (https://github.com/cissieAB/ifarm-gpus): Turing is not
+# here, nor are chips of which no reading is known.
+_L1_CHIPS: Final = ("GV100", "GA100", "GH100")
+_L1_SOURCE: Final = (
+    "https://github.com/K-Wu/sass_analyzer/blob/main/visualizer/utils/ncu_sections.md"
+)
 # With this share of the least time a path is alone, for people.
 _ALONE: Final = 0.995
 
@@ -38,6 +48,8 @@ class Ceiling:
         detail: Where exactly it is from, how it was measured, or how it was formed.
         spread: Of the repeats of a measured one: largest minus smallest over the median.
         device: Whose it is, where several devices are in one picture; else empty.
+        clock: SM clock while a measured one was measured, Hz; None where not readable.
+        sustained: What a measured one comes down to once the load lasts; None where not measured.
     """
 
     name: str
@@ -49,6 +61,8 @@ class Ceiling:
     detail: str
     spread: float | None = None
     device: str = ""
+    clock: float | None = None
+    sustained: float | None = None
 
     def __post_init__(self) -> None:
         _require_positive(f"ceiling {self.name!r}", self.value)
@@ -99,11 +113,13 @@ class Above(NamedTuple):
         roof: Which, with its value.
         times: The attained rate over it, above ``ABOVE_ROOF``.
         mix: Whether that roof is one of a mix of FLOP paths.
+        level: Memory level of that roof; None for one of arithmetic.
     """
 
     roof: str
     times: float
     mix: bool = False
+    level: str | None = None
 
     @property
     def words(self) -> str:
@@ -229,16 +245,24 @@ def place(
     return Point(name, intensity, rate, level, source, note, spread, mix=mix)
 
 
-def suspects(*, mix: bool = False) -> str:
+def suspects(*, mix: bool = False, level: str | None = None) -> str:
     """What may be wrong where work lies above a roof, the likeliest first: the end of a sentence.
 
     Args:
         mix: The roof is one of a mix of FLOP paths.
+        level: Memory level of the roof; None for one of arithmetic.
     """
+    # L1's counter looks up to 512 bytes a clock and SM (CUPTI's peak of l1tex__t_bytes on GH100).
+    whole = (
+        "loads that use a part of each 32-byte sector, which the counter of L1 counts whole; "
+        if level == "l1"
+        else ""
+    )
     overlap = "paths that ran at the same time, which a mix does not allow for; " if mix else ""
     return (
-        f"suspect, likeliest first: {overlap}a roof of another product, or a clock above the one "
-        "that it assumes; a count with a wrong weight; a time that misses a part of the work"
+        f"suspect, likeliest first: {overlap}{whole}a roof of another product, or a clock above "
+        "the one that it assumes; a count with a wrong weight; a time that misses a part of the "
+        "work"
     )
 
 
@@ -266,7 +290,7 @@ def exceeded(
         best[ceiling.path or ceiling.level or ""] = ceiling
     least = {path: flop / best[path].value for path, flop in work.items() if flop and path in best}
     found = [
-        Above(_roof_words(best[level]), moved / best[level].value / time)
+        Above(_roof_words(best[level]), moved / best[level].value / time, level=level)
         for level, moved in byte.items()
         if moved and level in best
     ]
@@ -330,6 +354,23 @@ def ceilings_of(
     return (*flop, dram)
 
 
+def l1_ceiling(spec: DeviceSpec) -> Ceiling | None:
+    """The roof of L1 at a product's boost clock, which no datasheet prints.
+
+    Returns:
+        None where the width of L1, the SM count or the clock is not known.
+    """
+    if spec.chip not in _L1_CHIPS or spec.sm_count is None or spec.boost_hz is None:
+        return None
+    detail = (
+        f"derived, no datasheet prints it: {L1_BYTE_A_CLOCK} bytes a clock and SM x "
+        f"{spec.sm_count} SMs of {spec.name} x {si(spec.boost_hz, 'Hz')}, as in Nsight Compute's "
+        f"hierarchical roofline: {_L1_SOURCE}"
+    )
+    value = L1_BYTE_A_CLOCK * spec.sm_count * spec.boost_hz
+    return Ceiling("L1, derived", "byte", value, None, "l1", "datasheet", detail)
+
+
 def measured_ceiling(roof: MeasuredRoof) -> Ceiling:
     """A roof of a record as a ceiling, under its own name."""
     kind: Literal["flop", "byte"] = "flop" if roof.kind == "flop" else "byte"
@@ -342,6 +383,8 @@ def measured_ceiling(roof: MeasuredRoof) -> Ceiling:
         source="measured",
         detail=roof.method,
         spread=roof.spread,
+        clock=roof.clock,
+        sustained=roof.sustained,
     )
 
 

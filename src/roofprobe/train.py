@@ -6,7 +6,7 @@
 
 The command line is that of PyTorch's ImageNet example; the last group of options is ours. Exit
 codes: 0, 1 when the run failed, 2 when the command line makes no sense, 3 when --verify-ncu found
-a difference, 130 after Ctrl-C, 143 after SIGTERM.
+a difference, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP (a closed terminal).
 """
 
 import argparse
@@ -15,6 +15,7 @@ import gc
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import roofprobe
 from roofprobe import metrics
+from roofprobe.cli.signals import complain, drop_unwritten, words
 from roofprobe.counters import external
 from roofprobe.errors import CountersBusyError, RecordError, RoofprobeError, UsageError
 from roofprobe.regions import BY
@@ -47,6 +49,7 @@ _PHASES: Final = {
     "timing": "timing, no counters attached",
     "labels": "labels, and kernel records where there is a GPU",
     "kernels": "kernel records",
+    "witness": "the analytic model, beside the counters",
 }
 _LINES: Final = 50  # about passes, at most
 
@@ -56,6 +59,9 @@ _DIVERGED: Final = (
     "the loss is no longer finite: work that depends on its data (a division by way of NaN takes "
     "more instructions) then counts otherwise than in training that converges; use a smaller --lr"
 )
+
+# Both runs of --verify-ncu need one. This one makes the images that a run without a seed makes.
+_SEED: Final = 0
 
 Say = Callable[[str], None]
 
@@ -69,11 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _main(given, signals)
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
-    if signals.terminated:
-        print(f"{PROG}: ended by SIGTERM", file=sys.stderr)
-        return 128 + signal.SIGTERM
-    if code == 128 + signal.SIGINT:
-        print(f"{PROG}: interrupted", file=sys.stderr)
+    if signals.ended_by is not None:
+        complain(f"{PROG}: {words(signals.ended_by)}")
+        code = 128 + signals.ended_by
+    elif code == 128 + signal.SIGINT:
+        complain(f"{PROG}: {words(signal.SIGINT)}")
+    drop_unwritten(sys.stdout, sys.stderr)
     return code
 
 
@@ -82,19 +89,19 @@ def _main(given: Sequence[str], signals: "_Signals") -> int:
         args = _parse(given)
         saved = _run(args, signals)
         if args.verify_ncu:
-            return _verify(saved, given)
+            return _verify(saved, args, given)
     except RoofprobeError as error:
-        print(f"{PROG}: error: {_sentence(error)}", file=sys.stderr)
+        complain(f"{PROG}: error: {_sentence(error)}")
         return 2 if isinstance(error, UsageError) else 1
     return 0
 
 
 class _TerminatedError(KeyboardInterrupt):
-    """A batch system, a container or torchrun asks this process to end."""
+    """A batch system, a container, torchrun or a closed terminal asks this process to end."""
 
 
 class _Signals:
-    """SIGTERM ends a run as Ctrl-C does, so that what was measured is saved, undisturbed.
+    """SIGTERM and SIGHUP end a run as Ctrl-C does, so that what was measured is saved, undisturbed.
 
     A batch system signals a whole job: this process and its loaders, whose death PyTorch raises
     here from a handler of its own. The second of these exceptions would come while the first one's
@@ -108,12 +115,14 @@ class _Signals:
     def __init__(self) -> None:
         self.held = False
         self._own = os.getpid()
-        self._came: set[int] = set()
+        self._came: list[int] = []
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Signals":
         with suppress(ValueError):  # only the main thread may; elsewhere signals are the caller's
             self._take(signal.SIGTERM, self._terminate)
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # and not ignored, as by nohup
+                self._take(signal.SIGHUP, self._terminate)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._take(signal.SIGINT, signal.default_int_handler)
         return self
@@ -123,9 +132,9 @@ class _Signals:
             signal.signal(number, handler or signal.SIG_DFL)
 
     @property
-    def terminated(self) -> bool:
-        """SIGTERM has come."""
-        return signal.SIGTERM in self._came
+    def ended_by(self) -> int | None:
+        """SIGTERM or SIGHUP, whichever came first; None where neither did."""
+        return next((number for number in self._came if number != signal.SIGINT), None)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -140,11 +149,11 @@ class _Signals:
         """Raises what was only noted, or raised where Python lets no exception out (``__del__``).
 
         Raises:
-            KeyboardInterrupt: for SIGINT, and as ``_TerminatedError`` for SIGTERM.
+            KeyboardInterrupt: for SIGINT, and as ``_TerminatedError`` for the others.
         """
         if self._came:
             self.held = True
-            raise _TerminatedError if self.terminated else KeyboardInterrupt
+            raise KeyboardInterrupt if self.ended_by is None else _TerminatedError
 
     def watch_loaders(self) -> None:
         """Takes PyTorch's handler in too, once it is there: with the first loader process."""
@@ -155,7 +164,7 @@ class _Signals:
     def _take(self, number: int, act: Callable[[int, FrameType | None], object]) -> None:
         def handle(number: int, frame: FrameType | None) -> None:
             if number != signal.SIGCHLD:  # of which most mean nothing: a process ended
-                self._came.add(number)
+                self._came.append(number)
             if self.held:
                 return
             try:
@@ -272,9 +281,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", choices=("auto", "cupti", "gpm", "analytic"), default="auto",
         help="hardware counters (cupti), NVML's utilisations (gpm) or a model of the step; auto "
         "takes the first of them that this machine allows")
+    add("--witness", action="store_true",
+        help="one more step, by the model of it, to set beside the hardware counters")
     add("--out", type=Path, metavar="DIR", help="for results (runs/ARCH-bBATCH-TIME)")
     add("--verify-ncu", action="store_true",
-        help="run it all again under Nsight Compute and compare the counters (minutes)")
+        help="run it all again under Nsight Compute and compare the counters (minutes); without "
+        f"--seed both runs take {_SEED}")
     add("--save-image", action="store_true", help="keep the raw counter data too")
     # fmt: on
     return parser
@@ -282,9 +294,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = _parser().parse_args(argv)
-    if args.verify_ncu and (args.evaluate or args.backend == "analytic"):
-        other = "--evaluate" if args.evaluate else "--backend analytic"
+    if args.verify_ncu and (args.evaluate or args.backend in ("analytic", "gpm")):
+        other = "--evaluate" if args.evaluate else f"--backend {args.backend}"
         raise UsageError(f"--verify-ncu compares hardware counters, and {other} reads none")
+    args.seed_chosen = args.verify_ncu and args.seed is None
+    if args.seed_chosen:
+        args.seed = _SEED
     if (args.data is None) != args.dummy:
         raise UsageError("give either DIR, the folder of images, or --dummy for made-up ones")
     try:
@@ -313,6 +328,11 @@ def _run(args: argparse.Namespace, signals: _Signals) -> Path | None:
     if args.backend in ("auto", "cupti") and not args.evaluate:
         roofprobe.prepare(metrics=args.metrics, device=device)
     imagenet.configure(options)
+    if args.seed_chosen:
+        say(
+            f"=> --verify-ncu: seed {args.seed} for this run and for those under ncu, with "
+            "repeatable algorithms; --seed takes another one"
+        )
     saved = None
     try:
         trainer = imagenet.Trainer(options, device, ranks)
@@ -346,25 +366,52 @@ def _failure(error: Exception, options: "Options", device: "torch.device") -> st
     if text.startswith("Expected more than 1 value per channel when training"):
         # Batch normalisation of one pixel per image has nothing to average over.
         return f"{options.arch} needs more than {size} image a step: use a larger --batch-size"
+    if isinstance(error, torch.distributed.DistError) or "gloo" in text:
+        # Without the line of gloo's source in front, and without its advice.
+        reason = re.sub(r"^\[.*?\] ", "", text).splitlines()[0].split(". ")[0]
+        return (
+            f"another process of this run ended or did not answer in time ({reason}): see what "
+            "that one printed"
+        )
     if text.startswith("DataLoader worker"):
         return f"a loader process died: {text.rstrip('. ')}; with -j 0 there are none"
     return None
 
 
-def _verify(saved: Path | None, given: Sequence[str]) -> int:
+def _verify(saved: Path | None, args: argparse.Namespace, given: Sequence[str]) -> int:
     """Runs the same command line under ncu; the run file is already written."""
     if saved is None:
         raise RoofprobeError("--verify-ncu: nothing was measured that could be compared")
     import torch
 
     from roofprobe.cli.verify import verify_file
+    from roofprobe.verify import require_comparable
+
+    require_comparable(roofprobe.Measurement.load(saved))
 
     # The same model comes again, beside what this process still holds.
     gc.collect()
     torch.cuda.empty_cache()
-    same = [argument for argument in given if argument != "--verify-ncu"]
-    command = [sys.executable, "-m", PROG, *same, "--out", str(saved.parent)]
-    return verify_file(saved, command)
+    seed = ["--seed", str(args.seed)] if args.seed_chosen else []
+    # In front, since what follows two dashes is no option.
+    ours = ["--out", str(saved.parent), *seed]
+    command = [sys.executable, "-m", PROG, *ours, *_without_verify(given)]
+    try:
+        return verify_file(saved, command)
+    except UsageError as error:  # about ncu, and this program has no --ncu
+        raise UsageError(
+            f"{error}; the measurement is saved, and this compares it without measuring again: "
+            f"roofprobe verify {shlex.quote(str(saved))} --ncu PATH -- {shlex.join(command)}"
+        ) from None
+
+
+def _without_verify(given: Sequence[str]) -> list[str]:
+    """The command line without --verify-ncu, which may be shortened, as --verify."""
+    return [
+        argument
+        for argument in given
+        if len(argument) <= len("--") or not "--verify-ncu".startswith(argument)
+    ]
 
 
 def _train(
@@ -433,7 +480,7 @@ def _train_epoch(
             pace = (now - since) / (index - printed)
             say(f"Epoch [{trainer.epoch}][{index}/{total}]  Time {pace:.4f} s  {scores}")
             printed, since = index, now
-        if limit is None and region.over:
+        if limit is None and region.over_everywhere():
             return
 
 
@@ -473,6 +520,8 @@ class _Region:
         say: Say,
         signals: _Signals,
     ) -> None:
+        from roofprobe.imagenet import Agreement
+
         options = trainer.options
         self.closed = False
         self.tracing = False
@@ -488,6 +537,8 @@ class _Region:
         self._cuda = device.type == "cuda"
         self._bracketed = False
         self._steps = args.steps
+        alone = ranks.world == 1 or args.steps is not None
+        self._agreement = None if alone else Agreement()
         self._left_to_others = 0  # plain steps that another profiler's region still covers
         # A CPU step is long and alike to the next: ResNet-18 at batch 256 takes 20 s on two cores.
         warmup, timed = (5, 10) if self._cuda else (1, 2)
@@ -503,6 +554,7 @@ class _Region:
             progress=self._on_progress,
             by=args.by,
             model=trainer.model,
+            witness=args.witness,
         )
         self._trainer = trainer
         self._by = args.by
@@ -528,14 +580,11 @@ class _Region:
 
     def _say_what_is_kept(self) -> None:
         if self._files:
-            print(f"{PROG}: what had been measured is in {self._files[0]}", file=sys.stderr)
+            complain(f"{PROG}: what had been measured is in {self._files[0]}")
         elif self._unsaved is not None:
-            print(f"{PROG}: what had been measured is lost: {self._unsaved}", file=sys.stderr)
+            complain(f"{PROG}: what had been measured is lost: {self._unsaved}")
         elif not external.requested():
-            print(
-                f"{PROG}: nothing is kept: the run ended before anything was measured",
-                file=sys.stderr,
-            )
+            complain(f"{PROG}: nothing is kept: the run ended before anything was measured")
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -567,12 +616,20 @@ class _Region:
     def over(self) -> bool:
         return self.closed and not self._left_to_others
 
+    def over_everywhere(self) -> bool:
+        """``over`` in all processes of the run.
+
+        How many steps each needs follows its own clock and what its GPU refuses. One that ended
+        by itself would leave the others waiting for its gradients.
+        """
+        return self.over if self._agreement is None else self._agreement.of_all(self.over)
+
     def _go_on(self, refusal: CountersBusyError, bracketed: bool) -> None:
         """Without counters: under ncu or nsys they are not ours, and that is intended.
 
         The region that those look at is then a plain step, or as many as --steps asks for.
         """
-        print(f"{PROG}: training goes on without counters: {refusal}", file=sys.stderr)
+        complain(f"{PROG}: training goes on without counters: {refusal}")
         if self._cuda and not bracketed:
             self._bracket()
             self._left_to_others = self._steps or 1
@@ -856,12 +913,11 @@ def _say(line: str) -> None:
     try:
         print(line, flush=True)
     except OSError as error:  # a full disk or a reader that left costs no measurement
-        print(
-            f"{PROG}: standard output cannot be written to ({error.strerror}); the rest is here",
-            file=sys.stderr,
+        complain(
+            f"{PROG}: standard output cannot be written to ({error.strerror}); the rest is here"
         )
         sys.stdout = sys.stderr
-        print(line, flush=True)
+        complain(line)
 
 
 def _silent(line: str) -> None:

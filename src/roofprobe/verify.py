@@ -9,6 +9,10 @@ ncu is run twice, because none of its ways answers everything:
 
 Clocks are left alone in both. The program's own ``roofprobe.measure`` marks the step
 (``counters.external``).
+
+roofprobe counts all that ran in the context, nccl's kernels too; kernel replay leaves those out,
+application-range replay does not. So instruction counts of a run of several ranks are judged only
+where nccl cannot explain the difference. nccl runs no tensor operations.
 """
 
 import dataclasses
@@ -18,7 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from roofprobe import metrics, ncu_run
+from roofprobe.counters import external
 from roofprobe.errors import RoofprobeError, UsageError
+from roofprobe.kernel_counters import MOST
 from roofprobe.ncu_import import Imported, import_files
 from roofprobe.ncu_run import FLUSHED, KERNEL, NCCL_REASON, STALL, Ncu, Run, Say
 from roofprobe.record import CheckedCounter, CrossCheck, Measurement
@@ -28,11 +34,39 @@ from roofprobe.record import CheckedCounter, CrossCheck, Measurement
 COUNT_TOLERANCE: Final = 1e-3
 BYTE_TOLERANCE: Final = 2e-2
 
+_SHORTEST: Final = 2e-6  # s, at least, from one launch to the next
+
 _FLUSH_REASON: Final = (
     "another question: ncu flushes the caches before each kernel, so that what one kernel left "
     "there for the next is read again (reads up), and stops counting before dirty lines are "
     "written back (writes down)"
 )
+_NCCL_APART: Final = (
+    "nccl's own additions are in roofprobe's count and not in ncu's, which leaves nccl's kernels "
+    "out, so that more is counted here than there"
+)
+_NCCL_UNKNOWN: Final = (
+    "if nccl ran in this step, its own additions are in roofprobe's count alone; neither the "
+    "record nor ncu's log tells: measure with by='kernel', which names the kernels, or with "
+    "workload={'world_size': N}"
+)
+_NO_SEED: Final = (
+    "the record names no seed, so weights and dropout masks were probably others under ncu, and "
+    "counts that follow the data differ with them: fix the seed in the program and name it with "
+    "workload={'seed': N} (roofprobe.train does both with --seed N)"
+)
+
+
+class InterruptedCheck(KeyboardInterrupt):
+    """A signal ended a cross-check of which a part was done.
+
+    Attributes:
+        check: That part; what was not compared says so.
+    """
+
+    def __init__(self, check: CrossCheck) -> None:
+        super().__init__()
+        self.check = check
 
 
 def cross_check(
@@ -58,31 +92,49 @@ def cross_check(
 
     Raises:
         UsageError: the record has no hardware counters, or this ncu does not know the chip.
+        RoofprobeError: the logs have no place.
+        InterruptedCheck: a signal came when one of the runs had been compared already.
     """
     require_comparable(record)
     ncu.require(record.environment.chip)
+    ncu_run.require_room(logs)
     runs = _runs(record)
     rows: list[CheckedCounter] = []
     duration = {"roofprobe, beyond the steps": sum(record.overhead.values())}
     left_out = _left_out(record)
+    limit = ncu_run.limit(price(record))
+    interrupted = False
+    say(f"=> ncu counts the first measurement of the program that is called {record.name!r}")
     for run in runs:
         say(f"=> ncu, {run.title}: {len(run.metrics)} metrics")
         started = time.perf_counter()
         counted: Imported | None = None
         reason: str | None = None
         try:
-            with ncu_run.profiled(run, command, ncu, logs=logs, stall=stall) as log:
-                counted = import_files([log])
+            with (
+                external.only(record.name),
+                ncu_run.profiled(run, command, ncu, logs=logs, stall=stall, limit=limit) as log,
+            ):
+                counted = _imported(log, record.name)
+            # Range replay runs the whole program for each pass, and this says how long once takes.
+            limit = max(limit, ncu_run.limit(time.perf_counter() - started))
         except RoofprobeError as error:
             reason = str(error)
             say(f"=> ncu, {run.title}, failed: {reason}")
+        except KeyboardInterrupt:
+            if all(row.other is None for row in rows):
+                raise
+            # What ncu counted in the run before took minutes. This one is the last.
+            interrupted, reason = True, "ncu was interrupted"
         duration[f"ncu, {run.title}"] = time.perf_counter() - started
         rows += _compared(record, run, counted, reason)
+        if run.mode == KERNEL and _nccl_ran(record, counted):
+            left_out["nccl kernels"] = f"{NCCL_REASON}; the filter of {KERNEL} leaves them out"
         if counted is not None and counted.failed_kernels:
             left_out[f"kernels that ncu could not profile ({run.title})"] = ", ".join(
                 counted.failed_kernels
             )
-    return CrossCheck(
+    check = CrossCheck(
         tool=f"ncu {ncu.version}",
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         command=tuple(command),
@@ -90,11 +142,53 @@ def cross_check(
         duration=duration,
         left_out=left_out,
     )
+    if interrupted:
+        raise InterruptedCheck(check)
+    return check
+
+
+def price(record: Measurement) -> float:
+    """Seconds that kernel replay of the step may take at most, without the program's start."""
+    timing = record.timing
+    if record.kernels is not None:
+        launches = record.kernels.launches
+    else:
+        launches = timing.median / _SHORTEST if timing is not None else 0.0
+    ranks = record.workload.get("world_size")
+    # ncu profiles one process of a machine after the other.
+    processes = max(1, ranks) if isinstance(ranks, int | float) else 1
+    # The warm-up, of which a record says nothing, is about as long as the timed steps.
+    before = 2 * sum(timing.step) if timing is not None else 0.0
+    return processes * (MOST * launches + before)
 
 
 def applied(record: Measurement, check: CrossCheck) -> Measurement:
     """The record with the cross-check in it."""
     return dataclasses.replace(record, crosscheck=check)
+
+
+def _imported(log: Path, name: str) -> Imported:
+    """What ncu counted.
+
+    Raises:
+        RoofprobeError: nothing, in one sentence; also where the program never measured ``name``.
+    """
+    try:
+        return import_files([log])
+    except RoofprobeError as error:
+        output = log.with_suffix(".out")  # where ncu_run keeps what the program printed
+        printed = output.read_text(errors="replace") if output.exists() else ""
+        others = external.passed_by(printed)
+        if not others:
+            raise RoofprobeError(
+                f"{error}; ncu counts what the program measures as {name!r}: see that the command "
+                "is the one that was measured"
+            ) from None
+        raise RoofprobeError(
+            f"the program measured {', '.join(map(repr, others))} and never {name!r}, which the "
+            "run file is of, so ncu counted nothing: give the command that was measured, with the "
+            "same arguments"
+        ) from None
 
 
 # -- What is compared ---------------------------------------------------------------------
@@ -126,9 +220,7 @@ def require_comparable(record: Measurement) -> None:
 
 
 def _left_out(record: Measurement) -> dict[str, str]:
-    found = {
-        "nccl kernels": f"{NCCL_REASON}; the filter of {KERNEL} leaves them out",
-    }
+    found = {}
     for row in metrics.rows(record.metrics):
         if row.kind == "second":
             found[row.name] = "ncu runs kernels one at a time, so that its time is another one"
@@ -180,7 +272,40 @@ def _judged(
         return dataclasses.replace(row, agrees=False, reason=reason)
     difference = abs(row.roofprobe - row.other)
     agrees = difference <= row.tolerance * max(abs(row.other), abs(row.roofprobe))
-    return dataclasses.replace(row, agrees=agrees)
+    row = dataclasses.replace(row, agrees=agrees)
+    return row if agrees or row.tolerance != COUNT_TOLERANCE else _explained(row, record, counted)
+
+
+def _explained(
+    row: CheckedCounter, record: Measurement, counted: Imported | None
+) -> CheckedCounter:
+    """A count that differs, with what may explain it."""
+    assert row.roofprobe is not None
+    assert row.other is not None
+    reasons = []
+    if metrics.TABLE[row.metric].instrumented and row.roofprobe > row.other:
+        nccl = _nccl_ran(record, counted)
+        if nccl:
+            return dataclasses.replace(row, agrees=None, reason=_NCCL_APART)
+        if nccl is None:
+            reasons.append(_NCCL_UNKNOWN)
+    if record.workload.get("seed") is None:
+        reasons.append(_NO_SEED)
+    return dataclasses.replace(row, reason="; ".join(reasons) or None)
+
+
+def _nccl_ran(record: Measurement, counted: Imported | None) -> bool | None:
+    """Whether nccl's kernels ran in the step; None where nothing tells.
+
+    Kernels by name tell it best. Otherwise a run of several ranks is taken for one with nccl.
+    """
+    kernels = record.regions.kernels if record.regions is not None else ()
+    if kernels:
+        return any("nccl" in kernel.name.lower() for kernel in kernels)
+    ranks = record.workload.get("world_size")
+    if isinstance(ranks, int | float):
+        return ranks > 1
+    return True if counted is not None and len(counted.processes) > 1 else None
 
 
 def _multiples_named(rows: Sequence[CheckedCounter]) -> list[CheckedCounter]:

@@ -133,7 +133,7 @@ def hover(page, level="dram", roof=None):
 def test_everything_is_drawn_and_plotly_knows_every_setting(opened, resnet):
     page = opened(("x", resnet))
     drawn = page.evaluate(DRAWN)
-    assert len(drawn["roofs"]) == 8
+    assert len(drawn["roofs"]) == 9
     assert {roof["dash"] for roof in drawn["roofs"]} == {"solid", "dash"}
     assert [(p["name"], p["level"], p["shown"]) for p in drawn["points"]] == [
         ("all FLOP", "l2", 1),
@@ -175,14 +175,17 @@ def test_roofs_meet_at_the_ridge_of_what_is_picked(opened, resnet):
         "TF32 tensor 494.7 TFLOP/s",
         "FP32 CUDA cores 66.9 TFLOP/s",
         "DRAM 4.8 TB/s",
+        "L1, derived 33.45 TB/s",
     }
     ridge = 494.7 / 4.8
     assert roofs["DRAM 4.8 TB/s"]["x"][1] == pytest.approx(ridge)
     assert roofs["DRAM 4.8 TB/s"]["y"][1] == pytest.approx(494.7e12)
-    assert roofs["TF32 tensor 494.7 TFLOP/s"]["x"][0] == pytest.approx(ridge)
+    # Peaks begin at the steepest memory roof: 128 bytes of 132 SMs at 1.98 GHz.
+    assert roofs["TF32 tensor 494.7 TFLOP/s"]["x"][0] == pytest.approx(494.7 / 33.454, rel=1e-4)
     drawn = pick(page, "path", "sass_fp32")
     roofs = {r["name"]: r for r in drawn["roofs"]}
-    assert set(roofs) == {"FP32 CUDA cores 66.9 TFLOP/s", "DRAM 4.8 TB/s"}
+    memory = {"DRAM 4.8 TB/s", "L1, derived 33.45 TB/s"}
+    assert set(roofs) == {"FP32 CUDA cores 66.9 TFLOP/s", *memory}
     assert roofs["DRAM 4.8 TB/s"]["x"][1] == pytest.approx(66.9 / 4.8)
     # fp32's own points: 3.937e10 FLOP in 46.98 ms. The step's fade.
     own = {p["level"]: p for p in drawn["points"] if "FP32" in p["name"]}
@@ -193,6 +196,7 @@ def test_roofs_meet_at_the_ridge_of_what_is_picked(opened, resnet):
     assert [key.strip() for key in keys] == [
         "FP32 CUDA cores 66.9 TFLOP/s, datasheet",
         "DRAM 4.8 TB/s, datasheet",
+        "L1, derived 33.45 TB/s, datasheet",
     ]
 
 
@@ -280,7 +284,7 @@ def test_a_zoom_can_be_undone_and_names_follow(opened, resnet):
     names = """() => document.getElementById("roofline").layout.annotations
       .map((a) => [a.text, a.x, a.y])"""
     before = page.evaluate(names)
-    assert len(before) == 8
+    assert len(before) == 9
     assert page.evaluate(OVERLAPS) == 0
     page.evaluate("() => Plotly.relayout('roofline', {'xaxis.range': [0, 2.5]})")
     page.wait_for_function(f"(b) => JSON.stringify(({names})()) !== JSON.stringify(b)", arg=before)

@@ -14,6 +14,7 @@ from roofprobe.ceilings import bench, cache, fma, gemm, gpu, kernels, memory
 from roofprobe.ceilings.roofs import dram_roof, peaks
 from roofprobe.cli import main
 from roofprobe.environment import collect
+from roofprobe.roofline import l1_ceiling
 
 GIB = 2**30
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
@@ -158,6 +159,26 @@ def test_reads_of_l2_stay_in_l2_and_pass_l1(cuda, measured):
     assert byte["dram"] < 0.02 * launch.work
 
 
+def test_the_roof_of_l1_is_near_its_width(cuda, measured):
+    (roof,) = [roof for roof in measured.roofs if roof.level == "l1"]
+    sm_count = torch.cuda.get_device_properties(cuda).multi_processor_count
+    if torch.cuda.get_device_capability() in ((7, 0), (8, 0), (9, 0)):
+        assert 0.7 < roof.value / (128 * sm_count * roof.clock) < 1.03, roof
+    assert roof.value > 1.5 * max(each.value for each in measured.roofs if each.level == "l2")
+
+
+def test_reads_of_l1_stay_in_l1_and_are_the_bytes_that_its_counter_counts(cuda):
+    data = torch.randn(kernels.l1_byte(cuda) // 4, device=cuda)
+    launch = kernels.l1_reads(cuda, data, 8 * GIB)
+    assert launch.work == pytest.approx(8 * GIB, rel=0.01)
+    record = roofprobe.measure_step(launch.run, metrics="memory", warmup=3, timed=3)
+    byte = {level: figure.value for level, figure in roofprobe.figures(record).byte.items()}
+    assert byte["l1"] == pytest.approx(launch.work, rel=0.02)
+    # Each SM fetches its blocks' windows once, and is then served by L1.
+    assert byte["l2"] < 0.02 * launch.work
+    assert byte["dram"] < 0.02 * launch.work
+
+
 def test_reads_of_dram_come_from_dram(cuda):
     data = torch.randn(GIB // 2, device=cuda)
     launch = kernels.reads(cuda, data, data.nbytes)
@@ -182,7 +203,9 @@ def test_nothing_is_above_the_datasheet(cuda, measured):
     )
     assert spec is not None, f"{machine.device_name} is not in the catalogue"
     for roof in measured.roofs:
-        sheet = spec.memory_byte_per_s if roof.level == "dram" else spec.peaks.get(roof.path)
+        l1 = l1_ceiling(spec)
+        levels = {"dram": spec.memory_byte_per_s, "l1": l1.value if l1 is not None else None}
+        sheet = levels.get(roof.level) if roof.level is not None else spec.peaks.get(roof.path)
         assert sheet is None or roof.value <= 1.02 * sheet, roof
     # The chains reach what the sheet's own arithmetic promises, at the clock that was seen.
     chains = peaks(measured.roofs)["sass_fp32"]
@@ -237,6 +260,7 @@ def test_a_kernel_that_does_not_compile_costs_its_own_ceilings(cuda, monkeypatch
     try:
         parts = [
             (gpu.L2_READ, {"level": "l2"}, lambda: memory.l2_reading(cuda)),
+            (gpu.L1_READ, {"level": "l1"}, lambda: memory.l1_reading(cuda)),
             (
                 "DRAM read",
                 {"level": "dram"},
@@ -248,6 +272,7 @@ def test_a_kernel_that_does_not_compile_costs_its_own_ceilings(cuda, monkeypatch
         monkeypatch.undo()
         forget()
     assert "does not compile" in left_out[gpu.L2_READ]
+    assert "does not compile" in left_out[gpu.L1_READ]
     assert [roof.name for roof in roofs] == ["DRAM read"]
 
 

@@ -75,6 +75,15 @@ def test_reads_that_stay_in_l2_are_bound_by_l2(roofs):
     assert found.fraction >= NEAR
 
 
+def test_reads_that_stay_in_l1_are_bound_by_l1(roofs):
+    device = torch.device("cuda", torch.cuda.current_device())
+    data = torch.randn(kernels.l1_byte(device) // 4, device=device)
+    record = measure(kernels.l1_reads(device, data, 32 * 2**30).run)
+    found = roofprobe.verdict(record, roofs=roofs)
+    assert (found.bound, found.level, found.basis) == ("memory", "l1", "measured"), found.sentences
+    assert found.fraction == pytest.approx(1, abs=0.1)
+
+
 def test_elementwise_passes_over_what_l2_holds_are_closest_to_l2(roofs):
     data = torch.randn(16 * MIB // 4, device="cuda")
     for _ in range(3):

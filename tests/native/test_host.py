@@ -1,13 +1,18 @@
 """CUPTI's host side through the extension, with no GPU and no driver."""
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from roofprobe import _native, metrics
 from roofprobe.cli import main
 from roofprobe.counters import cupti
+from roofprobe.counters.recorded import CounterFile
+from roofprobe.derive import figures
 from roofprobe.errors import CuptiLibraryError, UnsupportedDeviceError
+from roofprobe.record import Measurement, Round
 
 CHIPS = ("GV100", "TU104", "GA100", "GA102", "AD102", "GH100", "GB100", "GB202")
 
@@ -45,8 +50,16 @@ def test_every_name_of_every_set_exists_and_schedules(chip, name):
     "chip", [chip for family in metrics.FAMILIES for chip in family.chips if chip not in CHIPS]
 )
 def test_the_other_chips_of_a_family_have_its_names(chip):
-    _, _, unavailable = cupti.schedule(cupti.evaluator(chip), metrics.metric_set("full", chip))
-    assert unavailable == {}
+    for name in ("full", "study"):
+        _, _, unavailable = cupti.schedule(cupti.evaluator(chip), metrics.metric_set(name, chip))
+        assert unavailable == {}
+
+
+@pytest.mark.parametrize("chip", [chip for family in metrics.FAMILIES for chip in family.chips])
+def test_the_studys_metrics_take_two_passes_on_every_chip_with_dram_counters(chip):
+    names = metrics.metric_set("study", chip)
+    plan, _, _ = cupti.schedule(cupti.evaluator(chip), names)
+    assert (len(names), plan.passes) == ((8, 2) if metrics.family_of(chip).dram else (4, 1))
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -64,15 +77,62 @@ def test_tensor_metrics_without_a_type_are_only_those_left_out_on_purpose(chip):
     assert left_out <= {"int1", "int4"}
 
 
-def test_units_are_what_the_table_takes_them_for():
-    host = cupti.evaluator("GH100")
-    for row in metrics.rows(metrics.with_coverage(metrics.metric_set("full", "GH100"))):
+@pytest.mark.parametrize("chip", ["GH100", "GB202"])
+@pytest.mark.parametrize("name", ["full", "study"])
+def test_units_are_what_the_table_takes_them_for(chip, name):
+    host = cupti.evaluator(chip)
+    for row in metrics.rows(metrics.with_coverage(metrics.metric_set(name, chip))):
         unit = host.describe(row.name).unit
         tensor = row.path is not None and row.path.startswith("tensor")
-        expected = {"byte": "byte", "second": "nanosecond"}.get(
-            row.kind, "math_op" if tensor else "instruction"
-        )
+        expected = {
+            "byte": "byte",
+            "sector": "l2_sector",  # 32 bytes: see below
+            "rate": "byte/second",
+            "second": "nanosecond",
+        }.get(row.kind, "math_op" if tensor else "instruction")
         assert unit == expected, row.name
+
+
+RECORDED = Path(__file__).parents[1] / "data"
+
+
+def test_the_studys_set_of_a_recorded_step():
+    """The image holds what the rates are made of: bytes, and the time of the range."""
+    (image,) = CounterFile.load(RECORDED / "resnet18-b256-tf32.counters").images
+    names = metrics.metric_set("study", "GH100")
+    counted = cupti.evaluate_image(image, [*names, "gpu__time_duration.sum"])
+    rates = ("dram__bytes_read.sum.per_second", "dram__bytes_write.sum.per_second")
+    # 1,510,109,224 and 980,793,728 sectors of 32 bytes in 48.742592 ms
+    assert [counted.values[name] for name in rates] == pytest.approx(
+        [48_323_495_168 / 48.742592e-3, 31_385_399_296 / 48.742592e-3], rel=1e-12
+    )
+    # A run of the set: the image lacks fp16 instructions, which no figure of ours needs.
+    values = {name: counted.values[name] for name in names}
+    study = replace(
+        Measurement.load(RECORDED / "resnet18-b256-tf32.json"),
+        metrics=names,
+        rounds=(Round(values, 2, 0),),
+        unavailable=counted.reasons,
+    )
+    found = figures(study)
+    assert found.byte["dram_read"].value == 48_323_495_168
+    assert found.byte["dram_write"].value == 31_385_399_296
+    assert found.byte["dram"].value == 79_708_894_464
+    # fadd 5,211,901,726 + fmul 7,141,270,184 + 2 x ffma 13,507,888,477
+    assert found.study.flop.value == 39_368_948_864
+    assert found.study.intensity.value == pytest.approx(39_368_948_864 / 79_708_894_464)
+    assert found.flop_total.value is None  # tensor cores were not counted
+
+
+def test_rates_alone_are_no_bytes():
+    (image,) = CounterFile.load(RECORDED / "copy-2gib.counters").images
+    names = ("dram__bytes_read.sum.per_second", "dram__bytes_write.sum.per_second")
+    values = cupti.evaluate_image(image, names).values
+    assert all(values.values())
+    copied = Measurement.load(RECORDED / "copy-2gib.json")
+    assert figures(copied).byte["dram"].value == 2_147_549_184 + 2_147_038_976
+    alone = replace(copied, metrics=names, rounds=(Round(values, 1, 0),))
+    assert figures(alone).byte == {}
 
 
 def test_one_bad_name_drops_out_by_itself():

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 from cupti import cupti
 
+from roofprobe import activity
 from roofprobe.activity import (
     KernelTracer,
     Span,
@@ -12,6 +13,7 @@ from roofprobe.activity import (
     seconds_per_tick,
     summarize,
 )
+from roofprobe.errors import RoofprobeError
 
 
 def test_sum_union_and_span_are_means_over_steps():
@@ -101,6 +103,20 @@ def test_what_is_kept_of_cuptis_records(detailed):
         Span("copy", 40, 45, 32, from_graph=True),
     ]
     assert tracer._records == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])
+
+
+def test_a_cupti_without_a_clock_is_one_sentence(monkeypatch):
+    """As cupti-python of another CUDA said it; the step must go on."""
+
+    def clock():
+        raise cupti.cuptiError(999)
+
+    broken = SimpleNamespace(get_timestamp=clock, cuptiError=cupti.cuptiError)
+    monkeypatch.setattr(activity, "_cupti", lambda: broken)
+    tracer = KernelTracer(lambda: None)
+    with pytest.raises(RoofprobeError, match=r"CUPTI refuses activity records: .*999"):
+        tracer.start()
+    tracer.stop()
 
 
 def test_steps_that_run_other_kernels_are_told_apart():

@@ -14,7 +14,7 @@ from roofprobe.breakdown import Breakdown
 from roofprobe.counters import Plan, RegionCounters, RoundCounters, counts_regions
 from roofprobe.counters.analytic import AnalyticBackend
 from roofprobe.errors import UsageError
-from roofprobe.parts import checks, parts, phases, within
+from roofprobe.parts import STEP_TIME, checks, parts, phases, within
 
 QUICK = {"device": "cpu", "warmup": 1, "timed": 1}
 FLOP = "analytic__flop_fp32.sum"
@@ -62,6 +62,11 @@ def flop(record):
     return {name: value for name, value in found.items() if value}
 
 
+def counts(record):
+    """Checks of what was counted: wall clock of such short steps is mostly the labelling."""
+    return [check for check in checks(record) if check.name != STEP_TIME]
+
+
 class TestByLayer:
     def test_flop_of_every_layer_are_exact_both_ways(self):
         record = measured("layer")
@@ -87,9 +92,8 @@ class TestByLayer:
 
     def test_parts_add_up_to_a_step_that_was_not_cut(self):
         record = measured("layer")
-        found = checks(record)
-        assert [check.name for check in found] == ["FLOP", "dram"]
-        assert all(check.ratio == 1 for check in found)
+        assert [check.name for check in checks(record)] == ["FLOP", "dram", "step time"]
+        assert all(check.ratio == 1 for check in counts(record))
         # what belongs to no module is there by its phase
         names = [part.name for part in parts(record)]
         assert {"(loss)", "(backward)", "(optimizer)", "(outside)"} <= set(names)
@@ -132,7 +136,7 @@ class TestByLayer:
         record = measured("layer", rounds=3)
         assert len(record.rounds) == 3
         assert all(len(segment.counters) == 3 for segment in record.regions.segments)
-        assert all(check.ratio == 1 for check in checks(record))
+        assert all(check.ratio == 1 for check in counts(record))
 
     def test_times_are_wall_clock_here_and_cover_the_step(self):
         record = measured("layer")
@@ -140,6 +144,9 @@ class TestByLayer:
         assert record.regions.kernels == ()
         assert all(segment.time > 0 for segment in record.regions.segments)
         assert all(segment.launches is None for segment in record.regions.segments)
+        (check,) = (check for check in checks(record) if check.name == STEP_TIME)
+        assert check.parts == pytest.approx(sum(s.time for s in record.regions.segments))
+        assert check.whole == record.timing.median
 
     def test_the_record_survives_its_file(self, tmp_path):
         record = measured("layer")
@@ -179,6 +186,61 @@ class TestByLayer:
         }
         assert any("compiled" in note and "the model" in note for note in record.regions.notes)
 
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+    def test_torchscript_is_a_part_of_the_module_around_it_and_the_loop_goes_on(self):
+        model = nn.Sequential(
+            nn.Linear(A, B), torch.jit.script(nn.Sequential(nn.Linear(B, C), nn.ReLU()))
+        )
+        model.append(nn.Linear(C, D))
+        record = measured("layer", model)
+        ab, bc, cd = (2 * BATCH * m * n for m, n in ((A, B), (B, C), (C, D)))
+        assert flop(record) == {
+            "(model) forward": bc,
+            "0 forward": ab,
+            "2 forward": cd,
+            "2 backward": 2 * cd,
+            "(model) backward": 2 * bc,
+            "0 backward": ab,
+        }
+        (note,) = record.regions.notes
+        assert note.startswith("TorchScript takes no hooks, so these have no rows of their own: 1;")
+
+    @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+    def test_a_model_of_torchscript_alone_is_not_taken_for_another_model(self):
+        record = measured("layer", torch.jit.script(three_layers()))
+        (note,) = record.regions.notes
+        assert "no rows of their own: the model;" in note
+        assert "(forward)" in flop(record)
+
+    def test_a_module_that_refuses_hooks_is_left_out_and_that_is_said(self):
+        class Refusing(nn.Linear):
+            def register_forward_pre_hook(self, *args, **options):
+                raise TypeError("no hooks here")
+
+        record = measured("layer", nn.Sequential(nn.Linear(A, B), Refusing(B, D)))
+        assert flop(record)["(model) forward"] == 2 * BATCH * B * D
+        (note,) = record.regions.notes
+        assert note.startswith("no hook could be put on 1 (TypeError: no hooks here): ")
+
+    def test_what_comes_from_a_generator_is_outside_and_that_is_said(self):
+        class Later(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner, self.weight = nn.Linear(A, B), nn.Parameter(torch.rand(B, D))
+
+            def forward(self, x):
+                hidden = self.inner(x)
+                return (part @ self.weight for part in [hidden])
+
+        record = measured("layer", Later(), lambda model, _, x: next(model(x)).sum().backward())
+        # both ways of the product with the weight; the products that autograd needs are two
+        assert flop(record)["(outside)"] == 3 * 2 * BATCH * B * D
+        (note,) = record.regions.notes
+        assert note == (
+            "outputs hold objects that cannot be looked into ((model): generator), so work that "
+            "hangs on these alone, forward or backward, belongs to no module"
+        )
+
     def test_an_exception_in_a_step_leaves_the_model_as_it_was(self):
         model = three_layers()
         for fail_at in range(5):
@@ -207,7 +269,7 @@ class TestByLayer:
         assert (record.regions is None) == (steps < 3)
         if record.regions is not None:
             assert all(segment.counters == () for segment in record.regions.segments)
-            assert checks(record) == ()
+            assert counts(record) == []
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -223,7 +285,7 @@ def test_every_layer_of_known_models_does_twice_the_work_backward(arch):
         sum(out.sum() for out in outputs if out is not None).backward()
 
     record = measured("layer", model, step)
-    assert all(check.ratio == 1 for check in checks(record))
+    assert all(check.ratio == 1 for check in counts(record))
     found = flop(record)
     layers = [
         path
@@ -258,6 +320,11 @@ class TestByPhase:
         record = measured("phase", step=lambda model, probe, x: model(x))
         assert [part.name for part in parts(record)] == ["(outside)"]
         assert checks(record)[0].ratio == 1
+        (note,) = record.regions.notes
+        assert note.startswith("no range was opened in a step, so that the whole step is one part")
+
+    def test_with_ranges_nothing_is_said_of_them(self):
+        assert measured("phase").regions.notes == ()
 
     def test_the_loops_own_time_between_steps(self):
         model = three_layers()
@@ -529,7 +596,45 @@ class TestKernels:
         assert found.lost_time == pytest.approx(0.5)
         assert found.between == 0.25
         assert found.time_source == "cupti_activity"
-        assert any("CUDA graph" in note and "25%" in note for note in found.notes)
+        graph, _ = found.notes
+        # a phase launches a graph, or a module does: torch.cuda.make_graphed_callables
+        assert graph == (
+            "25% of the kernels ran from a CUDA graph, whose inside cannot be told apart: they "
+            "belong to the part that launched it"
+        )
+
+    def test_transfers_are_no_parts_time_and_that_is_said(self):
+        spans = (
+            Span("transfer", 1.25, 1.5, byte=8),  # in a
+            Span("transfer", 3.0, 3.5, byte=8),  # in b
+            Span("transfer", 5.0, 5.5, byte=8),  # in a again
+            Span("transfer", 6.0, 6.125, byte=8),  # outside
+            Span("kernel", 3.5, 3.75, name="plain", issued=3.4),
+        )
+        found = TestBoundaries().settled(spans).result([], between=None)
+        assert [(segment.range, segment.time) for segment in found.segments] == [("b", 0.25)]
+        assert found.notes == (
+            "transfers from and to the device took 1.38 s a step, in a (750 ms), b (500 ms), "
+            "(outside) (125 ms): no part's time contains them, as they may run beside kernels",
+        )
+
+    def test_three_parts_with_transfers_are_named(self):
+        names = ("a", "b", "c", "d", "e")
+        spans = [Span("transfer", 2 * n + 1, 2 * n + 1 + 2.0**-n) for n in range(5)]
+        found = TestBoundaries().settled(spans, names).result([], between=None)
+        (note,) = found.notes
+        assert "took 1.94 s a step, in a (1 s), b (500 ms), c (250 ms) and 2 more: " in note
+
+    def test_by_layer_transfers_are_of_modules_and_of_ranges_without_one(self):
+        breakdown = Breakdown("kernel", nn.Sequential(nn.Identity()), cuda=True)
+        with breakdown.labelled(marks := Marks()):
+            sequence(breakdown, "data")  # 1 to 2 s
+            breakdown._model(torch.rand(2))  # 0 from 4 to 5 s
+        spans = (Span("transfer", 1.0, 1.5), Span("transfer", 4.5, 4.75))
+        breakdown.settle([Trace(spans, tuple(map(float, range(marks.count))))])
+        found = breakdown.result([], between=None)
+        assert found.segments == ()
+        assert "in (data) (500 ms), 0 forward (250 ms): " in found.notes[0]
 
     def test_without_traces_there_are_no_times(self):
         breakdown = Breakdown("phase", None, cuda=True)

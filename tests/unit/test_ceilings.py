@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import re
+import subprocess
 from dataclasses import asdict, replace
 from itertools import cycle
 from pathlib import Path
@@ -30,6 +32,7 @@ from roofprobe.cli import main
 from roofprobe.errors import RecordError
 from roofprobe.record import Environment, MeasuredRoof
 
+ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 GIB = 2**30
 
@@ -327,6 +330,51 @@ def test_kernels_compile_to_what_is_counted():
     reading = entries["read_global"]
     assert reading.count("ld.relaxed.gpu.global.v4.u32") == kernels.LOADS == 4
     assert kernels.PIECE_BYTE == 4 * 4
+    assert entries["read_l1"].count("ld.relaxed.cta.global.v4.u32") == kernels.LOADS
+    assert kernels.L1_BLOCK_BYTE == 16 * 2**10  # 512 threads with two pieces of 16 bytes
+
+
+def known_architectures() -> list[int]:
+    nvrtc, count = kernels._nvrtc(), kernels.ctypes.c_int()
+    assert nvrtc.nvrtcGetNumSupportedArchs(kernels.ctypes.byref(count)) == 0
+    known = (kernels.ctypes.c_int * count.value)()
+    assert nvrtc.nvrtcGetSupportedArchs(known) == 0
+    return list(known)
+
+
+def loads_in_loops(code: str) -> list[str]:
+    """Loads between a label and a jump back to it, of one function of nvdisasm's."""
+    lines = code.splitlines()
+    labels = {line.rstrip(":"): at for at, line in enumerate(lines) if line.startswith(".L")}
+    found = []
+    for at, line in enumerate(lines):
+        jump = re.search(r"BRA.*`\((\.L\w+)\)", line)
+        if jump and labels[jump[1]] < at:
+            inside = "\n".join(lines[labels[jump[1]] : at])
+            found += re.findall(r"\bLDG\S*", inside)
+    return found
+
+
+def test_the_assembler_leaves_every_load_in_its_loop(tmp_path):
+    """With ld.global.ca it loads once and loops over nothing, which would be a roof without end."""
+    triton = pytest.importorskip("triton")
+    disassembler = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    if torch.version.cuda is None or not disassembler.exists():
+        pytest.skip("no NVRTC or no disassembler")
+    architectures = known_architectures()
+    assert 90 in architectures
+    for arch in architectures:
+        cubin = tmp_path / f"{arch}.cubin"
+        cubin.write_bytes(kernels.compile_for(arch))
+        done = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        functions = dict(
+            re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text|\Z)", done.stdout, re.M | re.S)
+        )
+        own = "LDG.E.128.STRONG.SM" if arch >= 80 else "LDG.E.128.STRONG.CTA"
+        assert loads_in_loops(functions["read_l1"]) == [own] * kernels.LOADS, arch
+        past = loads_in_loops(functions["read_global"])
+        assert past == ["LDG.E.128.STRONG.GPU"] * kernels.LOADS, arch
 
 
 def test_chains_never_settle():
@@ -429,6 +477,55 @@ def test_l2_of_unknown_size(monkeypatch):
         memory.l2_reading(CPU)
 
 
+@pytest.fixture
+def h200_l1(monkeypatch):
+    """Reads of L1 on 132 SMs with four blocks of 512 threads each, at a rate and a clock."""
+
+    def install(value, clock=1.98e9):
+        monkeypatch.setattr(kernels, "l1_byte", lambda device: 132 * 4 * 16 * 2**10)
+        monkeypatch.setattr(kernels, "l1_group_byte", lambda device: 132 * 4 * 512 * 16 * 4)
+        monkeypatch.setattr(memory, "_sm_count", lambda device: 132)
+        monkeypatch.setattr(
+            memory, "best_of", lambda ways, d: bench.Reading(value, 0.0, ways[0].method, clock)
+        )
+
+    return install
+
+
+def test_reads_of_l1_say_what_they_are(h200_l1):
+    h200_l1(32e12)
+    reading = memory.l1_reading(CPU)
+    assert reading.value == 32e12
+    assert reading.method == (
+        "own kernel, reads only, 16-byte loads that L1 answers (ld.relaxed.cta), 16 KiB a block, "
+        "64 KiB an SM"
+    )
+    # 32 GiB in whole groups of 132 * 4 * 512 * 16 * 4 = 17301504 bytes: 1985 of them
+    assert memory._l1_way(CPU).work == 34343485440
+
+
+def test_l1_cannot_be_faster_than_its_width(h200_l1):
+    # A loop that lost half of its loads would read 256 bytes a clock and SM.
+    h200_l1(2 * 128 * 132 * 1.98e9)
+    with pytest.raises(UnavailableError, match=r"256 bytes a clock and SM, at the 1\.98 GHz"):
+        memory.l1_reading(CPU)
+    h200_l1(1.03 * 128 * 132 * 1.98e9)  # a clock that was read a little low
+    assert memory.l1_reading(CPU).clock == 1.98e9
+    h200_l1(1e15, clock=None)
+    assert memory.l1_reading(CPU).value == 1e15
+
+
+def test_an_l1_that_cannot_be_measured_costs_no_other_roof(monkeypatch):
+    def no_kernel(device):
+        raise UnavailableError("the kernel does not compile for sm_70: why")
+
+    monkeypatch.setattr(kernels, "l1_byte", no_kernel)
+    parts = [part for part in gpu._parts(CPU, None, GIB) if part[0] == "L1 read"]
+    roofs, left_out, complete = gpu.run_parts(parts, None)
+    assert (roofs, complete) == ((), True)
+    assert left_out == {"L1 read": "the kernel does not compile for sm_70: why"}
+
+
 # --- putting them together -------------------------------------------------------------------
 
 
@@ -484,6 +581,21 @@ def test_a_part_that_fails_leaves_only_itself_out():
     assert roofs[0].source == "measured"
 
 
+def test_a_fault_of_the_device_keeps_what_was_measured(monkeypatch):
+    fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def empty_cache():
+        raise fault
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    roofs, left_out, complete = gpu.run_parts(
+        [part("a", 1.0, level="l2"), part("L1 read", fault, level="l1")], None
+    )
+    assert [one.name for one in roofs] == ["a"]
+    assert left_out == {"L1 read": str(fault)}
+    assert complete
+
+
 def test_ctrl_c_keeps_what_was_measured():
     parts = [
         part("a", 1.0, level="l2"),
@@ -512,6 +624,7 @@ def test_every_ceiling_has_a_path_of_the_metric_table_or_a_level():
         "DRAM read": {"level": "dram"},
         "DRAM write": {"level": "dram"},
         "L2 read": {"level": "l2"},
+        "L1 read": {"level": "l1"},
     }
 
 
@@ -532,6 +645,17 @@ def test_an_l2_that_reads_no_faster_than_dram_is_no_roof():
     found = gpu.judged(replace(H200, roofs=slow))
     assert "L2 read" not in {one.name for one in found.roofs}
     assert "4.2 TB/s" in found.left_out["L2 read"] and "4.21 TB/s" in found.left_out["L2 read"]
+
+
+def test_an_l1_that_reads_no_faster_than_what_is_outside_it_is_no_roof():
+    def found(value):
+        l1 = roof("L1 read", value, level="l1")
+        return gpu.judged(replace(H200, roofs=(*H200.roofs, l1)))
+
+    assert "L1 read" in {one.name for one in found(31e12).roofs}
+    slow = found(6.9e12)
+    assert slow.roofs == H200.roofs
+    assert "6.9 TB/s" in slow.left_out["L1 read"] and "7 TB/s" in slow.left_out["L1 read"]
 
 
 def test_which_roof_binds():
@@ -762,6 +886,39 @@ def test_the_table_has_the_datasheet_beside_each_roof():
     # What lasts under load stands beside, where it was measured.
     lasting = replace(H200, roofs=(replace(H200.roofs[0], sustained=350e12),))
     assert rows(verb.text(lasting, MACHINE))[H200.roofs[0].name][3] == "350 TFLOP/s"
+
+
+def test_l1_has_its_derived_figure_beside_it():
+    text = verb.text(
+        replace(H200, roofs=(*H200.roofs, roof("L1 read", 31e12, level="l1"))), MACHINE
+    )
+    assert rows(text)["L1 read"] == [
+        "31 TB/s",
+        "0.4%",
+        "1.98 GHz",
+        "n/a",
+        "33.45 TB/s",
+        "92.7%",
+    ]
+    assert (
+        "Datasheet of L1: derived, no datasheet prints it: 128 bytes a clock and SM x 132" in text
+    )
+    assert "n/a: L1 read" not in text
+
+
+def test_ceilings_of_before_l1_are_used_and_say_what_they_lack(folder):
+    # Of a real H200, kept when there was no such ceiling.
+    recorded = json.loads((ROOT / "harness/results/h200/ceilings.json").read_text())
+    conditions = recorded["conditions"]
+    path = cache.path_of(conditions)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(recorded))
+    kept = cache.load(conditions)
+    assert {one.level for one in kept.roofs} >= {"dram", "l2"}
+    kept = replace(kept, roofs=tuple(one for one in kept.roofs if one.level != "l1"))
+    text = verb.text(kept, MACHINE)
+    assert "n/a: L1 read: these ceilings were kept by a roofprobe that did not measure it" in text
+    assert "Datasheet of L1" not in text
 
 
 def test_a_product_that_is_not_told_has_no_datasheet():

@@ -4,12 +4,15 @@ import json
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import roofprobe
 from roofprobe.cli import main
 from roofprobe.compare import Gate, check, compare, parse_gates, signed
 from roofprobe.errors import UsageError
@@ -96,7 +99,8 @@ def test_tf32_in_words(fp32, tf32):
         "launches rose from 345 to 384",
         "step time fell by 47.1% (from 88.78 ms to 46.98 ms): kernels ran shorter",
     ]
-    assert judged.startswith("verdict: not judged")
+    assert judged.startswith("verdict: ")
+    assert "not judged" in judged
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_fusion(tf32):
     )
 
 
-def with_precision(record: Measurement, **settings: bool) -> Measurement:
+def with_precision(record: Measurement, **settings: bool | str | None) -> Measurement:
     there = record.environment
     precision = {**there.precision, **settings}
     return replace(record, environment=replace(there, precision=precision))
@@ -165,6 +169,35 @@ def test_twice_the_bytes_and_flop_of_another_precision_are_not_called_more_work(
     doubled = scaled(tf32, dict.fromkeys([READ, WRITE, L2, L1, TF32, *flop], 2.0))
     found = compare(tf32, with_precision(doubled, autocast=True)).findings
     assert "DRAM bytes rose by 100%" in found
+
+
+def test_autocast_that_was_not_seen_is_not_known(tf32):
+    # Records once held False for every step that switched it on and off again.
+    off, unknown = (with_precision(tf32, autocast=value) for value in (False, None))
+    assert compare(off, unknown).differences == ()
+    fewer = scaled(unknown, {READ: 0.69, WRITE: 0.69, L2: 0.69, L1: 0.69})
+    bare = "DRAM bytes fell by 31%, FLOP stayed"
+    # FLOP by precision stayed where they were, so matrix products are as wide as before.
+    assert f"{bare}: fewer passes over memory (fusion, fewer copies)" in (
+        compare(off, fewer).findings
+    )
+    on = with_precision(fewer, autocast=True, autocast_dtype="bfloat16")
+    for before in (off, unknown):
+        comparison = compare(before, on)
+        assert bare in comparison.findings
+        assert [str(found) for found in comparison.differences] == [
+            "autocast None -> True",
+            "autocast_dtype None -> bfloat16",
+        ]
+    half = with_precision(tf32, autocast=True, autocast_dtype="float16")
+    assert bare in compare(half, on).findings
+
+
+@pytest.mark.parametrize("operator", ["conv", "rnn"])
+def test_operators_that_are_set_apart_may_compute_in_another_width(tf32, operator):
+    fewer = scaled(tf32, {READ: 0.69, WRITE: 0.69, L2: 0.69, L1: 0.69})
+    apart = with_precision(tf32, **{f"cudnn_{operator}_fp32_precision": "ieee"})
+    assert "DRAM bytes fell by 31%, FLOP stayed" in compare(apart, fewer).findings
 
 
 def test_traffic_that_misses_l2(tf32):
@@ -292,6 +325,95 @@ def test_a_fact_that_one_record_lacks_is_no_other_work(tf32):
     comparison = compare(bare, tf32)
     assert {found.effect for found in comparison.differences} == {"setting"}
     assert not check(comparison, parse_gates("flop>+1%"))[0].tripped
+
+
+UNSURE = (
+    "FLOP differ by more than 3%, and not both batch sizes are known: they may differ, so no cause "
+    "is named"
+)
+
+
+def without_batch_size(record: Measurement) -> Measurement:
+    facts = {key: value for key, value in record.workload.items() if key != "batch_size"}
+    return replace(record, workload=facts)
+
+
+@pytest.mark.parametrize(
+    ("sides", "who"),
+    [
+        ((True, True), "neither run says its"),
+        ((True, False), "before does not say its"),
+        ((False, True), "after does not say its"),
+    ],
+)
+def test_a_batch_size_that_is_not_known_is_noted(tf32, sides, who):
+    flop = [name for name in tf32.metrics if name.startswith(ALL_SASS)]
+    records = [tf32, scaled(tf32, dict.fromkeys([READ, WRITE, L2, L1, TF32, *flop], 4.0))]
+    records = [
+        without_batch_size(record) if silent else record
+        for record, silent in zip(records, sides, strict=True)
+    ]
+    comparison = compare(*records)
+    assert comparison.notes == (
+        f"{who} batch size, so it is not known whether both did the same amount of work: pass "
+        "workload={'batch_size': ...} to measure()",
+    )
+    assert UNSURE in comparison.findings
+    # Four times the images would do all of this; none of it is a cause.
+    assert "DRAM bytes rose by 300%" in comparison.findings
+    # Gates hold and trip as before.
+    flop_gate, launches = check(comparison, parse_gates("flop>+1%,launches>+0%"))
+    assert (flop_gate.tripped, launches.tripped) == (True, False)
+
+
+def test_flop_that_stay_do_not_suggest_another_batch_size(tf32):
+    before = without_batch_size(tf32)
+    less = without_batch_size(scaled(tf32, {TF32: 0.98, READ: 0.69, WRITE: 0.69}))
+    same = without_batch_size(scaled(tf32, {READ: 0.69, WRITE: 0.69, L2: 0.69, L1: 0.69}))
+    for after in (less, same):
+        comparison = compare(before, after)
+        assert len(comparison.notes) == 1
+        assert UNSURE not in comparison.findings
+    # Causes are told as before.
+    assert (
+        "DRAM bytes fell by 31%, FLOP stayed: fewer passes over memory (fusion, fewer copies)"
+        in (compare(before, same).findings)
+    )
+
+
+def test_known_batch_sizes_leave_nothing_open(fp32, tf32):
+    comparison = compare(fp32, tf32)  # FLOP rose by 48%
+    assert comparison.notes == ()
+    assert UNSURE not in comparison.findings
+
+
+def test_a_model_of_two_batch_sizes_is_not_compared_silently(tmp_path, capsys):
+    """As a user's own loop records it: no batch size, and the same name."""
+    paths = []
+    for images in (64, 256):
+        a, w = torch.ones(images, 128), torch.ones(128, 128)
+        record = roofprobe.measure_step(
+            partial(torch.mm, a, w), "my model", warmup=1, timed=2, backend="analytic"
+        )
+        paths.append(record.save(tmp_path / f"{images}.json"))
+    assert command(*paths, "--fail-on", "flop>+400%") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    # 2 x 64 x 128 x 128 and four times that
+    assert "FLOP rose by 300%, on FP32 analytic (from 2.097 MFLOP to 8.389 MFLOP)" in said
+    assert "note: neither run says its batch size" in said
+    assert UNSURE in said
+    assert command(*paths, "--fail-on", "flop>+200%") == 3
+
+
+def test_rates_of_bytes_are_no_bytes(tf32):
+    """A run of the study's set without its sectors has rates, and no total of DRAM bytes."""
+    read, write = (f"{name}.per_second" for name in (READ, WRITE))
+    rates = {read: 9.9e11, write: 6.4e11}
+    bare = replace(tf32, metrics=tuple(rates), rounds=(Round(rates, 1, 0),))
+    change = compare(bare, bare).change(read)
+    assert (change.fraction, change.noise) == (0, 0.13)  # as the time of the range
+    dram = compare(bare, tf32).change("dram_bytes")
+    assert (dram.before.value, dram.after.value) == (None, 79_718_491_392)
 
 
 def test_model_and_counters_are_not_compared(tf32):

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -316,7 +318,7 @@ def test_dcgm_is_blamed_for_busy_counters_only_where_it_may_hold_them():
 
 
 def test_names_of_processes_are_as_the_kernel_cuts_them():
-    assert all(len(name) <= 15 for name in gather._PROCESSES)
+    assert all(len(name) <= 15 for name in (*refusals.DCGM, *refusals.PROFILERS))
     judged = machine(processes=("nv-nsight-cu-cl",), gpu=refused(26))
     assert "most likely by nv-nsight-cu-cl" in found(judged, "fail")["other profilers"]
 
@@ -447,6 +449,30 @@ def test_errors_name_cupti_and_driver(monkeypatch, module, answers, said):
     monkeypatch.setattr(cupti._native, "cupti_version", lambda: 130001)
     assert f"(CUPTI 13.0.1, {said}" in str(cupti._refused("asked", 35))
     assert f"(CUPTI 13.0.1, {said}" in str(cupti._refused("asked", 999))
+
+
+def test_errors_name_who_and_what_is_in_the_way(under_nsys):
+    """In a process of their own: which copies of a library are loaded cannot be taken back."""
+    cupti.load()
+    assert f"most likely {SEEN_OF_NSYS}" in str(cupti._refused("asked", 39))
+    code = (
+        "import ctypes, shutil, tempfile\n"
+        "from roofprobe.counters import cupti\n"
+        "first = cupti.load()\n"
+        "for code in (15, 999):\n"
+        "    assert 'more than one' not in str(cupti._refused('asked', code))\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    second = shutil.copy(first, folder)\n"
+        "    ctypes.CDLL(second)\n"
+        "    for code in (15, 999):\n"
+        "        said = cupti._refused('asked', code)\n"
+        "        assert said.code == code\n"
+        "        assert 'asked; this process has loaded more than one' in str(said), said\n"
+        "        assert 'smaller' not in str(said) and first in str(said) and second in str(said)\n"
+        "    assert 'more than one' not in str(cupti._refused('asked', 35))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_supported_device_has_no_status():
@@ -583,6 +609,192 @@ def test_injected_tools_are_named(environment, named):
 )
 def test_what_is_no_tool_is_not_named(library):
     assert "none" in found(machine(environment={"LD_PRELOAD": library}), "ok")["injected tools"]
+
+
+NSYS = {
+    "NSYS_PROFILING_SESSION_ID": "1",
+    "CUDA_INJECTION64_PATH": "/opt/nsys/libToolsInjection64.so",
+    "KINETO_USE_DAEMON": "1",
+}
+SEEN_OF_NSYS = (
+    "nsys (NSYS_PROFILING_SESSION_ID), CUDA_INJECTION64_PATH=/opt/nsys/libToolsInjection64.so"
+)
+
+
+@pytest.fixture
+def under_nsys(monkeypatch):
+    for name, value in NSYS.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_measurement_names_the_tool_in_its_process(under_nsys):
+    """In the doctor's words; without a sign of one, all that it can be."""
+    refusal = refusals.met(39)
+    assert refusal.cause == (
+        f"another CUPTI client is active in this process, most likely {SEEN_OF_NSYS}, "
+        "KINETO_USE_DAEMON"
+    )
+    assert (refusal.kind, refusal.fix) == (errors.OtherSubscriberError, "run without it")
+    judged = machine(environment=NSYS, gpu=refused(39))
+    assert found(judged, "fail") == {"injected tools": f"{refusal.cause} | {refusal.fix}"}
+    # Not to a GPU that is too old, nor to a user without rights.
+    for code in (27, 35, 43):
+        assert refusals.met(code) == refusals.of_status(code, wsl=False)
+    assert refusals.met(999) is refusals.met(None) is None
+
+
+def test_without_a_sign_of_a_tool_a_measurement_names_whoever_it_can_be(monkeypatch):
+    for name in (*NSYS, "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    assert "(nsys, ncu, cuda-gdb, compute-sanitizer or a profiler" in refusals.met(39).cause
+    assert refusals.met(39) == refusals.of_status(39, wsl=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        (
+            "/opt/nvidia/nsight-compute/2025.3.1/target/linux-desktop-glibc_2_11_3-x64/"
+            "libcuda-injection.so",
+            "ncu (",
+        ),
+        ("/opt/nvidia/nsight-systems/2025.3/lib/libToolsInjection64.so", "nsys ("),
+        ("/usr/local/cuda/compute-sanitizer/libsanitizer-collection.so", "compute-sanitizer ("),
+        ("/home/duncu/libmy_injection.so.1", ""),
+    ],
+)
+def test_a_tool_is_named_by_its_library(path, named):
+    maps = f"7f01-7f02 r-xp 00000000 08:01 11                         {path}\n"
+    maps += maps + "7f02-7f03 r-xp 00000000 08:01 12 /usr/lib/libtcmalloc.so.4\n7f04-7f05 rw-p 0\n"
+    assert refusals.injected({}, maps) == (f"{named}{path})" if named else path,)
+    # Told once where the environment has told it.
+    told = refusals.injected({"CUDA_INJECTION64_PATH": path}, maps)
+    assert told == (f"CUDA_INJECTION64_PATH={path}",)
+
+
+def test_libraries_of_this_process_are_no_tools():
+    import torch  # noqa: F401  # with all that it loads
+
+    assert refusals.injected({}, Path("/proc/self/maps").read_text()) == ()
+
+
+def listed(proc: Path, pid: int, name: str, parent: int, **files: str) -> None:
+    """Puts a process into a folder made like /proc."""
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    state = files.pop("state", "S")
+    (folder / "stat").write_text(f"{pid} ({name}) {state} {parent} {pid} {pid} 0 -1 4194304 1\n")
+    for file, text in files.items():
+        (folder / file).write_text(text)
+
+
+NATIVE = "7f01-7f02 r-xp 0 08:01 1 /venv/roofprobe/_native.cpython-312-x86_64-linux-gnu.so\n"
+
+
+def test_who_holds_the_counters_is_seen_among_the_processes(tmp_path):
+    listed(tmp_path, 1, "systemd", 0, maps="")
+    listed(tmp_path, 5, "ncu) S 1 (", 1, maps="")  # any name is a name
+    listed(tmp_path, 12, "nv-hostengine", 1, maps="")
+    listed(tmp_path, 13, "ncu", 1, state="Z", maps="")  # has ended
+    listed(tmp_path, 14, "ncu", 1, maps="")
+    listed(tmp_path, 15, "nvidia-cuda-mps", 1, maps="")
+    # This one, with a shell, a loader's worker and what that has started.
+    listed(tmp_path, 20, "roofprobe", 1, maps=NATIVE)
+    listed(tmp_path, 21, "python3", 20, maps=NATIVE)
+    listed(tmp_path, 22, "python3", 21, maps=NATIVE)
+    listed(tmp_path, 23, "python3", 22, maps=NATIVE)
+    # Another one with workers, and one of another user.
+    listed(tmp_path, 30, "python3", 1, maps=NATIVE)
+    listed(tmp_path, 31, "python3", 30, maps=NATIVE)
+    listed(tmp_path, 40, "python3", 1, cmdline="python3\0-m\0roofprobe.train\0--dummy\0")
+    listed(tmp_path, 41, "roofprobe", 1, cmdline="/v/bin/python3\0/v/bin/roofprobe\0verify\0")
+    listed(tmp_path, 42, "grep", 1, cmdline="grep\0-r\0roofprobe\0")
+    listed(tmp_path, 43, "python3", 1, cmdline="python3\0-m\0roofprober\0")
+    # It ended while it was read.
+    (tmp_path / "44").mkdir()
+    assert refusals.processes(tmp_path, own=21) == (
+        "nv-hostengine (process 12)",
+        "ncu (process 14)",
+        "nvidia-cuda-mps (process 15)",
+        "roofprobe (process 30)",
+        "roofprobe (process 40)",
+        "roofprobe (process 41)",
+    )
+    assert refusals.processes(tmp_path / "nothing", own=21) == ()
+
+
+def test_another_roofprobe_is_seen_and_what_this_process_starts_is_not(monkeypatch):
+    monkeypatch.setattr(refusals, "_SCAN_LIMIT", 60.0)  # on a loaded machine, too
+    code = "import roofprobe._native, os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    child = [sys.executable, "-c", code]
+    # Whoever started it has ended, so that it is nobody's here.
+    orphan = [sys.executable, "-c", f"import subprocess; subprocess.Popen({child!r})"]
+    for command, seen in ((child, False), (orphan, True)):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes) as started:
+            pid = int(started.stdout.readline())
+            if seen:
+                started.wait()
+            assert (f"roofprobe (process {pid})" in refusals.processes()) is seen
+            started.stdin.close()
+
+
+def test_a_process_that_cannot_be_read_holds_nothing_up(tmp_path, monkeypatch):
+    listed(tmp_path, 3, "ncu", 1, maps="")
+    listed(tmp_path, 4, "python3", 1)
+    os.mkfifo(tmp_path / "4/maps")  # whoever opens it waits
+    monkeypatch.setattr(refusals, "_SCAN_LIMIT", 0.2)
+    began = time.monotonic()
+    assert refusals.processes(tmp_path, own=99) == ("ncu (process 3)",)
+    assert time.monotonic() - began < 2
+    with (tmp_path / "4/maps").open("w"):  # lets it go
+        pass
+
+
+@pytest.mark.parametrize(
+    ("processes", "environment", "by", "fix"),
+    [
+        (("ncu (process 7)",), {}, "by ncu (process 7)", "stop it or run without it"),
+        (("roofprobe (process 8)",), {}, "by roofprobe (process 8)", "stop it or run without it"),
+        ((), {"NSYS_PROFILING_SESSION_ID": "1"}, "by nsys (NSYS_PROFILING", "stop it or run"),
+        ((), {"KINETO_USE_DAEMON": "1"}, None, "stop the other profiler"),
+        (
+            ("dcgm-exporter (process 9)", "nv-hostengine (process 7)"),
+            {},
+            "by DCGM's profiling fields (before Hopper), with dcgm-exporter (process 9), "
+            "nv-hostengine (process 7) running",
+            "dcgmi profile --pause",
+        ),
+        (
+            ("nsys (process 6)", "nv-hostengine (process 7)"),
+            {},
+            "by nsys (process 6) or by DCGM's",
+            "stop the other profiler; with DCGM: dcgmi",
+        ),
+    ],
+)
+def test_a_measurement_names_who_has_the_counters(monkeypatch, processes, environment, by, fix):
+    for name in NSYS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(refusals, "processes", lambda: processes)
+    refusal = refusals.met(26)
+    assert refusal.kind is errors.HardwareBusyError
+    assert refusal.fix.startswith(fix)
+    if by is None:
+        assert "(DCGM's profiling fields, nsys, ncu or another process" in refusal.cause
+        return
+    assert refusal.cause.startswith(f"the counters are taken, most likely {by}")
+    ampere = {"compute_capability": "8.0", "chip": "GA100"}
+    judged = machine(processes=processes, environment=environment, gpu=refused(26) | ampere)
+    told = found(judged, "fail")["other profilers"]
+    assert told == f"{refusal.cause} | {refusal.fix}"
+
+
+def test_another_roofprobe_is_warned_of_beforehand():
+    judged = machine(processes=("roofprobe (process 8)",))
+    assert "roofprobe (process 8) runs on this" in found(judged, "warn")["other profilers"]
 
 
 def test_another_subscriber_without_a_trace_in_the_environment():

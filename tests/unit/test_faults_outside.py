@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,22 +162,32 @@ def test_a_fork_beside_an_open_session_is_warned_of():
     assert warned == [False, False, False, True]
 
 
-# -- SIGTERM --------------------------------------------------------------------------------
+# -- SIGTERM and SIGHUP ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Has the process signal itself in a step, counted from 0."""
+
+    def arrange(number: int, at: int) -> None:
+        steps = iter(range(9))
+        step = Trainer.step
+
+        def signalling(self: Trainer, images: Tensor, targets: Tensor) -> Output:
+            if next(steps) == at:
+                os.kill(os.getpid(), number)
+            return step(self, images, targets)
+
+        monkeypatch.setattr(Trainer, "step", signalling)
+
+    return arrange
 
 
 @pytest.mark.parametrize(
     ("at", "kept"), [(0, False), (1, False), (3, True)], ids=["warm-up", "timing", "pass"]
 )
-def test_sigterm_saves_what_was_measured_and_ends_with_143(at, kept, tmp_path, capsys, monkeypatch):
-    steps = iter(range(9))
-    step = Trainer.step
-
-    def terminated(self: Trainer, images: Tensor, targets: Tensor) -> Output:
-        if next(steps) == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, images, targets)
-
-    monkeypatch.setattr(Trainer, "step", terminated)
+def test_sigterm_saves_what_was_measured_and_ends_with_143(at, kept, tmp_path, capsys, signalled):
+    signalled(signal.SIGTERM, at)
     before = signal.getsignal(signal.SIGTERM)
     assert train.main([*SMALL, "--out", str(tmp_path)]) == 143
     assert signal.getsignal(signal.SIGTERM) is before
@@ -190,6 +202,55 @@ def test_sigterm_saves_what_was_measured_and_ends_with_143(at, kept, tmp_path, c
         record = Measurement.load(path)
         assert not record.complete
         assert record.timing is not None
+
+
+def test_sighup_does_what_sigterm_does_and_ends_with_129(tmp_path, capsys, signalled):
+    signalled(signal.SIGHUP, 3)
+    assert train.main([*SMALL, "--out", str(tmp_path)]) == 129
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    assert capsys.readouterr().err.splitlines() == [
+        f"roofprobe.train: what had been measured is in {tmp_path / 'run.json'}",
+        "roofprobe.train: ended by SIGHUP",
+    ]
+    assert Measurement.load(tmp_path / "run.json").timing is not None
+
+
+@pytest.mark.usefixtures("quick_report")
+def test_sighup_stays_ignored_under_nohup(tmp_path, signalled):
+    signalled(signal.SIGHUP, 3)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train.main([*SMALL, "--out", str(tmp_path)]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert Measurement.load(tmp_path / "run.json").complete
+
+
+@pytest.mark.filterwarnings("ignore:.*use of forkpty:DeprecationWarning")
+def test_a_closed_terminal_costs_no_record(tmp_path):
+    """Then nothing can be printed any more either."""
+    program = f"""
+    import os, signal, sys
+    from roofprobe import imagenet, train
+    step, steps = imagenet.Trainer.step, iter(range(9))
+    def stepped(*arguments):
+        if next(steps) == 3:
+            print("close", flush=True)
+            signal.pause()
+        return step(*arguments)
+    imagenet.Trainer.step = stepped
+    sys.exit(train.main([*{SMALL!r}, "--out", {str(tmp_path)!r}]))
+    """
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", textwrap.dedent(program)])
+    printed = b""
+    while b"close" not in printed:
+        printed += os.read(terminal, 1000)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert Measurement.load(tmp_path / "run.json").timing is not None
 
 
 def test_sigterm_ends_a_loader_process_that_was_forked_meanwhile():

@@ -5,6 +5,8 @@ DRAM 34.34% of 4.917 TB/s, tensor cores 11.5%, 48.06 ms a step, SM clock 1980 MH
 """
 
 import json
+import os
+import subprocess
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -34,6 +36,7 @@ from roofprobe.report import text
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests/data/runs"
 CLOCK = 1.98e9
+GONE = 2**22 + 1  # no process: Linux counts to 2**22
 H200 = GpmDevice(132, 3201e6 * 2 * 6144 / 8, gpm._FLOP_PER_CYCLE[9, 0])
 IDLE = dict.fromkeys(nvml.IDS, 0.0)
 RESNET = IDLE | {"graphics": 0.98, "dram": 0.3434, "hmma": 0.115, "any_tensor": 0.115}
@@ -374,6 +377,14 @@ class TestRound:
         assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
+@pytest.fixture
+def stranger():
+    """The number of another process."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        yield other.pid
+        other.kill()
+
+
 class TestReader:
     """Without a driver NVML cannot start; what it answers with one is tested in tests/gpu."""
 
@@ -382,6 +393,39 @@ class TestReader:
             pytest.skip("needs a machine without an NVIDIA driver")
         with pytest.raises(UnsupportedDeviceError, match="NVML GPM cannot be read here"):
             nvml.GpmReader("GPU-0")
+
+    @staticmethod
+    def others(*busy, idle=()):
+        """What a reader makes of NVML's list of (process, use of the SMs in %)."""
+
+        class Error(Exception):
+            pass
+
+        rows = [SimpleNamespace(pid=pid, smUtil=used) for pid, used in busy]
+        rows += [SimpleNamespace(pid=pid, smUtil=0) for pid in idle]
+        reader = object.__new__(nvml.GpmReader)
+        reader._handle = None
+        reader._nvml = SimpleNamespace(
+            NVMLError=Error, nvmlDeviceGetProcessUtilization=lambda handle, since: rows
+        )
+        return reader.others_at_work(0.0)
+
+    def test_a_stranger_is_not_taken_for_this_process(self, stranger):
+        own = os.getpid()
+        assert self.others((stranger, 80)) == [stranger]
+        assert self.others((stranger, 80), (GONE, 10)) == sorted((stranger, GONE))
+        # The busier of two need not be this one either.
+        assert self.others((own, 5), (stranger, 80)) == [stranger]
+        # It was at work, whether or not it still is there.
+        assert self.others((own, 80), (GONE, 10)) == [GONE]
+
+    def test_alone_is_alone(self, stranger):
+        assert self.others((os.getpid(), 80), idle=(stranger,)) == []
+        assert self.others() == self.others(idle=(GONE,)) == []
+
+    def test_numbers_of_another_namespace_tell_nothing(self):
+        assert self.others((GONE, 80)) is None
+        assert self.others((GONE, 80), (GONE + 1, 10)) is None
 
     def test_no_permission_is_told_apart(self):
         import pynvml

@@ -48,7 +48,16 @@ def ceiling(kind, value, *, path=None, level=None, source="measured"):
 
 
 def by_hand(
-    *, flop=0.0, fp32=0.0, byte=0.0, l2=0.0, busy=2.0, own=(), kernels=True, levels=("dram", "l2")
+    *,
+    flop=0.0,
+    fp32=0.0,
+    byte=0.0,
+    l2=0.0,
+    l1=0.0,
+    busy=2.0,
+    own=(),
+    kernels=True,
+    levels=("dram", "l2"),
 ):
     """A step of 2 s under roofs of 1000 and 100 FLOP/s (TF32, FP32), 100 B/s DRAM, 400 B/s L2."""
     counters = dict.fromkeys(COUNTERS, 0.0) | {
@@ -56,6 +65,7 @@ def by_hand(
         SASS.format("fadd"): fp32,
         READ: byte,
         L2: l2,
+        L1: l1,
     }
     step = record(counters)
     times = KernelTimes(1, 1, 0, busy, busy, busy, 0, 0) if kernels else None
@@ -107,6 +117,32 @@ def test_memory_bound_names_the_level():
     assert said(found) == ("memory", "l2", None)
     assert found.fraction == 0.75
     assert "Memory-bound at L2" in found.sentences[0]
+
+
+CACHES = (
+    ceiling("byte", 100.0, level="dram"),
+    ceiling("byte", 400.0, level="l2"),
+    ceiling("byte", 1000.0, level="l1"),
+)
+
+
+def test_memory_bound_at_l1():
+    # 1600 B at 1000/s take 1.6 s of 2; L2 has 20%, DRAM 10%.
+    found = by_hand(byte=20, l2=160, l1=1600, own=CACHES, levels=metrics.LEVELS)
+    assert said(found) == ("memory", "l1", None)
+    assert (found.fraction, found.time_at_roof) == (0.8, 1.6)
+    assert found.sentences[0].startswith("Memory-bound at L1: its traffic uses 80% of the ceiling")
+    # A full L2 outranks it.
+    full = by_hand(byte=20, l2=640, l1=1800, own=CACHES, levels=metrics.LEVELS)
+    assert said(full) == ("memory", "l2", None)
+
+
+def test_l1_may_be_above_its_roof_where_loads_use_a_part_of_a_sector():
+    found = by_hand(byte=20, l1=2400, own=CACHES, levels=metrics.LEVELS)
+    assert found.bound is None
+    assert "loads that use a part of each 32-byte sector" in " ".join(found.sentences)
+    dram = by_hand(byte=240, own=CACHES, levels=metrics.LEVELS)
+    assert "sector" not in " ".join(dram.sentences)
 
 
 def test_a_full_level_outranks_what_follows_from_it():
@@ -295,6 +331,45 @@ def test_without_a_roof_of_l2_that_step_is_not_judged():
     assert found.closest.name == "DRAM"
 
 
+def test_a_roof_of_l1_settles_what_is_open_without_one():
+    path = ROOT / "harness/results/h200/resnet18-b256-no-tf32/run.json"
+    step = Measurement.load(path)
+    old = tuple(each for each in step.roofs if each.level != "l1")
+    bare = verdict(step, roofs=old)
+    assert bare.reason == "no known ceiling is near, but others may be: L1 (no roof)"
+    assert bare.sentences[-1] == (
+        "Judged by ceilings that were measured on this device. No roof of L1 was: roofprobe "
+        "ceilings says there why, or measures it for later runs with --fresh."
+    )
+    # 246.7 GB at 31 TB/s are 7.96 ms of 88.7.
+    found = verdict(step, roofs=(*old, roof("L1 read", 31e12, level="l1")))
+    assert said(found) == ("latency", None, "kernels")
+    assert found.unknown == ()
+    l1 = next(use for use in found.uses if use.name == "L1")
+    assert l1.fraction == pytest.approx(246.7e9 / 31e12 / 88.7e-3, rel=0.02)
+    assert found.sentences[-1] == "Judged by ceilings that were measured on this device."
+
+
+def test_the_datasheet_s_l1_is_derived_and_its_l2_is_missing():
+    step = recorded("resnet18-b256")
+    found = verdict(step, roofs=())
+    l1 = next(use for use in found.uses if use.name == "L1")
+    assert (l1.ceiling.name, l1.ceiling.source) == ("L1, derived", "datasheet")
+    assert l1.ceiling.value == 128 * 132 * 1.98e9
+    assert [each.name for each in found.unknown] == ["L2"]
+    assert "it gives none of L2: run roofprobe ceilings" in found.sentences[-1]
+    # Nobody has read Blackwell's L1.
+    b200 = dataclasses.replace(
+        step.environment,
+        device_name="NVIDIA B200",
+        chip="GB100",
+        sm_count=148,
+        memory_byte=int(179.1 * 2**30),
+    )
+    found = verdict(dataclasses.replace(step, environment=b200), roofs=())
+    assert "it gives none of L2 and L1: run roofprobe ceilings" in found.sentences[-1]
+
+
 def test_a_record_brings_its_own_roofs():
     with_roofs = dataclasses.replace(recorded("copy-2gib"), roofs=H200)
     assert verdict(with_roofs).basis == "measured"
@@ -362,6 +437,63 @@ def test_fp16_accumulate_has_a_roof_of_its_own():
     assert (fast.bound, fast.basis) == ("compute", "datasheet")  # roofs are measured in fp32
     assert fast.fraction == pytest.approx(200 / 330.3)
     assert fast.ceiling.name == "FP16 tensor, fp16 accumulate"
+    assert "no roof was measured of FP16 tensor, fp16 accumulate." in fast.sentences[-1]
+
+
+RTX4090 = Environment(
+    "NVIDIA GeForce RTX 4090", "cuda", "AD102", sm_count=128, memory_byte=int(23.6 * 2**30)
+)
+FP16_ROOFS = (
+    dataclasses.replace(roof("FP16 GEMM", 160e12, path="tensor_fp16"), sustained=150e12),
+    dataclasses.replace(
+        roof("FP16 GEMM, FP16 accumulate", 300e12, path="tensor_fp16_acc16"),
+        spread=0.02,
+        sustained=250e12,
+    ),
+    roof("DRAM copy", 9e11, level="dram"),
+)
+
+
+def fp16_step(with32, with16, environment=RTX4090):
+    """A step of 2 s with so many FLOP of fp16 products, by accumulator."""
+    counters = dict.fromkeys(metrics.metric_set("full", "AD102"), 0.0)
+    counters["sm__ops_path_tensor_src_fp16_dst_fp32.sum"] = with32
+    counters["sm__ops_path_tensor_src_fp16_dst_fp16.sum"] = with16
+    return dataclasses.replace(record(counters), environment=environment)
+
+
+def test_a_measured_roof_of_fp16_accumulate_is_used():
+    # 400 TFLOP in 2 s are two thirds of the 300 TFLOP/s that were measured.
+    found = verdict(fp16_step(0.0, 400e12), roofs=FP16_ROOFS)
+    assert (found.bound, found.basis) == ("compute", "measured")
+    assert found.fraction == pytest.approx(2 / 3)
+    assert found.ceiling.name == "FP16 GEMM, FP16 accumulate"
+    # Half of them with fp32 accumulate: 100 at 150 and 100 at 300 TFLOP/s take a second; roofs of
+    # 160 and 300 give 2 / (1 / 160 + 1 / 300) = 208.7.
+    found = verdict(fp16_step(200e12, 200e12), roofs=FP16_ROOFS)
+    assert (found.bound, found.basis) == ("compute", "measured")
+    assert found.ceiling.value == pytest.approx(208.696e12, rel=1e-5)
+    assert found.ceiling.name == "FP16 GEMM, 50% FP16 accumulate"
+    assert found.ceiling.sustained == pytest.approx(187.5e12)  # 2 / (1 / 150 + 1 / 250)
+    assert found.ceiling.spread == 0.02
+    assert found.ceiling.detail.startswith("50% of the FLOP with fp16 accumulate: ")
+    # None of them: the roof is the FP16 GEMM's.
+    found = verdict(fp16_step(300e12, 0.0), roofs=FP16_ROOFS)
+    assert (found.ceiling.name, found.ceiling.value) == ("FP16 GEMM", 160e12)
+
+
+def test_where_fp16_accumulation_gains_nothing_one_roof_serves_both():
+    # An A100 counts the accumulators apart and runs both at one rate: its ceilings hold one roof.
+    a100 = Environment(
+        "NVIDIA A100-SXM4-80GB", "cuda", "GA100", sm_count=108, memory_byte=int(79.25 * 2**30)
+    )
+    roofs = (roof("FP16 GEMM", 280e12, path="tensor_fp16"), FP16_ROOFS[2])
+    found = verdict(fp16_step(0.0, 400e12, a100), roofs=roofs)
+    assert (found.bound, found.basis) == ("compute", "measured")
+    assert found.fraction == pytest.approx(200 / 280)
+    # A card that is in no catalogue, too, since its ceilings would have said otherwise.
+    unknown = Environment("NVIDIA GeForce RTX 9090", "cuda", "AD102", sm_count=99)
+    assert verdict(fp16_step(0.0, 400e12, unknown), roofs=roofs).basis == "measured"
 
 
 def test_what_is_above_a_mix_may_have_overlapped():

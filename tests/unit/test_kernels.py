@@ -7,6 +7,7 @@ is given as CUPTI and PyTorch spell it. A script stands in for ncu where the ver
 # ruff: noqa: F401, F811 (fixtures of another module)
 
 import csv
+import inspect
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from test_verify import FFMA, TF32, logs, ncu, recorded
 
+import roofprobe
 from roofprobe import kernel_counters, metrics, ncu_run
 from roofprobe.cli import kernels as verb
 from roofprobe.cli import main
@@ -21,7 +23,15 @@ from roofprobe.errors import UsageError
 from roofprobe.kernel_counters import Log, Replayed
 from roofprobe.kernel_names import brief, demangled, function_name
 from roofprobe.kernel_parts import kernel_parts
-from roofprobe.record import Kernel, KernelCounts, KernelUse, Measurement, Regions, Segment
+from roofprobe.record import (
+    Kernel,
+    KernelCounts,
+    KernelUse,
+    Measurement,
+    Regions,
+    Segment,
+    Timing,
+)
 from roofprobe.report import text
 
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -161,10 +171,27 @@ def test_the_longest_kernels_and_those_of_the_same_function(traced):
     # Kernel: 1 + 1 + 1 launches of three kernels; multi_tensor_apply: 6 + 3 + 3; wgrad: 3;
     # Kernel2: 2 + 1 + 1 (counted in the log).
     assert planned.launches == 3 + 12 + 3 + 4
-    assert planned.price == pytest.approx((0.2 * 22, 0.36 * 22))
+    # before the step that is replayed: 10 timed ones, and the usual 5 to warm up
+    step = traced.timing.median
+    assert len(traced.timing.step) == 10
+    assert planned.price == pytest.approx((0.2 * 22 + 10 * step, 0.36 * 22 + 15 * step))
     assert planned.metrics == COUNTED
     assert len(COUNTED) == 19
     assert planned.pattern == (f"regex:^(.*::)?(Kernel|multi_tensor_apply_kernel|{WGRAD}|Kernel2)$")
+
+
+def test_slow_steps_before_the_measured_one_are_in_the_price(traced):
+    slow = replace(traced, timing=Timing((20.0, 30.0, 31.0), "cuda_events"))
+    planned = kernel_counters.plan(slow, 4)
+    assert planned.before == (3 * 30.0, 8 * 30.0)
+    assert planned.price == pytest.approx((0.2 * 22 + 90, 0.36 * 22 + 240))
+    untimed = kernel_counters.plan(replace(traced, timing=None), 4)
+    assert untimed.price == pytest.approx((0.2 * 22, 0.36 * 22))
+
+
+def test_the_warm_up_in_the_price_is_that_of_measure():
+    usual = inspect.signature(roofprobe.measure).parameters["warmup"].default
+    assert usual == kernel_counters._WARMUP
 
 
 def test_the_price_of_the_whole_step_is_what_it_took(traced, recorded):

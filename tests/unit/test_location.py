@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,37 @@ def test_two_libraries_are_refused(tmp_path, monkeypatch):
     with pytest.raises(CuptiLibraryError, match="more than one libcupti") as caught:
         _location.find_libcupti()
     assert all(str(path) in str(caught.value) for path in paths)
+
+
+def test_a_second_library_is_seen_after_ours_was_loaded():
+    code = (
+        "import ctypes, shutil, sys, tempfile\n"
+        "from roofprobe import _location\n"
+        "from roofprobe.counters import cupti\n"
+        "first = cupti.load()\n"
+        "assert _location.copies_of_libcupti() == [first]\n"
+        "assert _location.mixed_up() is None\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    second = shutil.copy(first, folder)\n"
+        "    ctypes.CDLL(second)\n"
+        "    assert set(_location.copies_of_libcupti()) == {first, second}\n"
+        "    said = _location.mixed_up()\n"
+        "assert said.startswith('this process has loaded more than one libcupti ('), said\n"
+        "assert first in said and second in said\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_stub_that_was_loaded_as_the_driver_is_named():
+    stub = "/usr/local/cuda/lib64/stubs/libcuda.so.1"
+    said = _location.mixed_up(MAPS.format(first=stub))
+    assert said == (
+        f"this process has loaded a stub, which is for linking only, as the driver ({stub}): take "
+        "CUDA's stubs folder off LD_LIBRARY_PATH"
+    )
+    assert _location.mixed_up(MAPS.format(first="/usr/lib/libcuda.so.580.65.06")) is None
+    assert _location.mixed_up("") is None
 
 
 @pytest.mark.parametrize(("cuda", "chosen"), [("13.0", "13"), ("12.8", "12")])

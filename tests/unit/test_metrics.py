@@ -1,7 +1,7 @@
 import pytest
 
 from roofprobe import metrics
-from roofprobe.errors import UnknownMetricError
+from roofprobe.errors import UnknownMetricError, UsageError
 
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 
@@ -23,10 +23,24 @@ def test_integer_operations_are_not_flop():
 
 
 def test_the_study_set_is_the_study_verbatim():
-    names = metrics.metric_set("study", "GA100")
-    assert len(names) == 8
-    assert {SASS.format(op) for op in ("fp16", "fadd", "fmul", "ffma")} < set(names)
-    assert {"dram__sectors_read.sum", "dram__sectors_write.sum"} < set(names)
+    """The eight of its ncu command, one after the other, and nothing else."""
+    eight = [SASS.format(op) for op in ("fp16", "fadd", "fmul", "ffma")]
+    eight += ["dram__sectors_read.sum", "dram__sectors_write.sum"]
+    eight += ["dram__bytes_read.sum.per_second", "dram__bytes_write.sum.per_second"]
+    for chip in ("GV100", "GA100", "GH100"):
+        assert list(metrics.metric_set("study", chip)) == eight
+    # Consumer Blackwell spells the same eight with "_op".
+    spelled = [name.replace("_read", "_op_read").replace("_write", "_op_write") for name in eight]
+    assert list(metrics.metric_set("study", "GB202")) == spelled
+    # A chip without counters of DRAM has the instructions.
+    assert list(metrics.metric_set("study", "GA10B")) == eight[:4]
+
+
+def test_a_rate_is_in_no_sum():
+    rates = [row for row in metrics.TABLE.values() if row.name.endswith(".per_second")]
+    assert {row.kind for row in rates} == {"rate"}
+    assert {(row.level, row.direction) for row in rates} == {("dram", "read"), ("dram", "write")}
+    assert len(rates) == 4  # read and write, in two spellings
 
 
 def test_names_follow_the_chip():
@@ -38,6 +52,35 @@ def test_names_follow_the_chip():
 def test_levels_choose_bytes():
     names = metrics.metric_set("memory", "GH100", ("l2",))
     assert names == ("lts__t_bytes.sum", "gpu__time_duration.sum")
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        (["hbm"], "levels has 'hbm'; there are 'dram', 'l2', 'l1'"),
+        (["dram", "L2"], "levels has 'L2'; there are 'dram', 'l2', 'l1'"),
+        ("dram", "levels is the text 'dram': pass a list, such as levels=['dram']"),
+    ],
+)
+def test_levels_that_are_none_are_refused(levels, said):
+    for ask in (
+        lambda: metrics.require_levels(levels),
+        lambda: metrics.metric_set("memory", "GH100", levels),
+        lambda: metrics.resolve("full", "GH100", levels),
+        lambda: metrics.resolve("full", None, levels),  # a backend without a chip
+        lambda: metrics.resolve(["a.sum"], "GH100", levels),
+    ):
+        with pytest.raises(UsageError) as caught:
+            ask()
+        assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("levels", [(), ("l1",), ["dram", "l2", "l1"], metrics.LEVELS])
+def test_levels_that_exist_are_taken(levels):
+    metrics.require_levels(levels)
+    assert len(metrics.resolve("memory", "GB202", levels)) == 1 + sum(
+        {"dram": 2, "l2": 1, "l1": 1}[level] for level in levels
+    )
 
 
 @pytest.mark.parametrize(

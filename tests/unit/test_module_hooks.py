@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from roofprobe.layers import compiled_units, named_units, watched
+from roofprobe.layers import Unseen, compiled_units, named_units, scripted_units, watched
 from roofprobe.regions import Label, Tracker
 
 OUTSIDE = Label()
@@ -129,6 +129,22 @@ class Out:
     extra: dict
 
 
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+
+class Slotted:
+    __slots__ = ("__hidden", "empty")
+
+    def __init__(self, x):
+        self.__hidden = x
+
+    @property
+    def x(self):
+        return self.__hidden
+
+
 @pytest.mark.parametrize(
     ("pack", "unpack"),
     [
@@ -136,8 +152,11 @@ class Out:
         (lambda x: {"out": [x], "n": 3}, lambda out: out["out"][0]),
         (lambda x: Out(x, {}), lambda out: out.main),
         (lambda x: Out(x.detach(), {"deep": (x,)}), lambda out: out.extra["deep"][0]),
+        (Plain, lambda out: out.x),
+        (Slotted, lambda out: out.x),
+        (lambda x: [Plain({"out": Out(x, {})})], lambda out: out[0].x["out"].main),
     ],
-    ids=["tuple", "mapping", "dataclass", "nested"],
+    ids=["tuple", "mapping", "dataclass", "nested", "object", "slots", "nested in an object"],
 )
 def test_outputs_that_are_no_tensors(watch, pack, unpack):
     class Packing(nn.Module):
@@ -151,6 +170,78 @@ def test_outputs_that_are_no_tensors(watch, pack, unpack):
     model = Packing()
     with watched(model, watch.tracker):
         unpack(model(torch.rand(2, 4))).sum().backward()
+    assert watch.modules("backward") == ["", "layer"]
+
+
+def exponential(pack):
+    """A model whose own work, after its only child, is seen by nobody but in what ``pack`` made."""
+
+    class Packing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return pack(self.layer(x).exp())
+
+    return Packing()
+
+
+def later(x):
+    yield x.exp()
+
+
+class Refuses:
+    """Fails whenever it is asked for an attribute."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        object.__setattr__(self, "x", x)
+
+    @property
+    def __dict__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("pack", "kind"),
+    [
+        (later, "generator"),
+        (lambda x: [0, iter([x])], "list_iterator"),
+        (lambda x: Plain(Plain(x)), "Plain"),
+        (Refuses, "Refuses"),
+    ],
+    ids=["generator", "iterator", "too deep", "error"],
+)
+def test_what_cannot_be_looked_into_is_said(watch, pack, kind):
+    unseen = Unseen()
+    model = nn.Sequential(exponential(pack))
+    with watched(model, watch.tracker, unseen):
+        model(torch.rand(2, 4))
+    assert unseen.outputs == {"": kind}  # of the outermost module, which alone may lose work
+    assert unseen.unhooked == {}
+
+
+def test_where_no_node_was_missed_nothing_is_said(watch):
+    unseen = Unseen()
+    for pack in (lambda x: [x, Plain(Plain(None))], lambda x: Plain(x.detach())):
+        with watched(model := exponential(pack), watch.tracker, unseen), torch.no_grad():
+            model(torch.rand(2, 4))
+    with watched(model := exponential(lambda x: (x, Plain(Plain(1)))), watch.tracker, unseen):
+        model(torch.rand(2, 4))
+    assert unseen.outputs == {}
+
+
+def test_outputs_that_hold_themselves(watch):
+    def circle(x):
+        out = Out(x, {})
+        out.extra["itself"] = [out, Plain(out)]
+        return out
+
+    model = exponential(circle)
+    with watched(model, watch.tracker):
+        model(torch.rand(2, 4)).main.sum().backward()
     assert watch.modules("backward") == ["", "layer"]
 
 
@@ -373,6 +464,97 @@ def test_data_parallel_wrappers_are_looked_through(watch, one_process):
         assert watch.modules("forward", [""]) == ["0", "1", "2"]
         assert watch.modules("backward") == ["2", "1", "0"]
         assert watch.labels[-1] == OUTSIDE
+
+
+def test_data_parallel_wrappers_inside_a_model_are_looked_through(watch, one_process):
+    body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    model = nn.Sequential(
+        OrderedDict(body=nn.parallel.DistributedDataParallel(body), head=nn.Linear(4, 4))
+    )
+    with watched(model, watch.tracker):
+        model(torch.rand(2, 4)).sum().backward()
+    assert watch.modules("forward", [""]) == ["body", "body.0", "body", "body.1", "body", "head"]
+    assert watch.modules("backward") == ["head", "body.1", "body.0"]
+    assert [path for path, _ in named_units(model)] == [
+        "",
+        *["body"] * 2,
+        "body.0",
+        "body.1",
+        "head",
+    ]
+
+
+def test_a_users_own_attribute_called_module_stays():
+    class DistributedDataParallel(nn.Module):
+        """As apex and Megatron have one."""
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2)))
+            self.module.module.add_module("module", nn.Tanh())
+
+    assert [path for path, _ in named_units(Model())] == [
+        *("", "module", "module", "module.0", "module.module")
+    ]
+    alone = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2)))
+    assert [path for path, _ in named_units(alone)] == ["", "", "0"]
+
+
+def scripted(module):
+    return torch.jit.script(module)
+
+
+def traced(module):
+    return torch.jit.trace(module, torch.rand(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+class TestTorchScript:
+    @pytest.mark.parametrize("make", [scripted, traced])
+    def test_its_work_is_that_of_the_module_around_it(self, watch, make):
+        inner = make(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(inner, nn.Linear(4, 4)))
+        assert scripted_units(model) == ["1.0"]
+        assert [path for path, _ in named_units(model)] == ["", "0", "1", "1.1"]
+        for _ in range(4):  # TorchScript's executor settles on a graph in the first calls
+            watch.labels.clear()
+            with watched(model, watch.tracker):
+                model(torch.rand(2, 4)).sum().backward()
+            assert watch.modules("forward", [""]) == ["0", "1", "1.1", "1"]
+            assert watch.modules("backward") == ["1.1", "1", "0"]
+            assert watch.labels[-1] == OUTSIDE
+        assert untouched(model)
+
+    def test_a_model_that_is_all_of_it_has_no_modules(self, watch):
+        model = scripted(linear_chain())
+        assert scripted_units(model) == [""]
+        with watched(model, watch.tracker):
+            model(torch.rand(2, 4)).sum().backward()
+        assert watch.labels == []
+
+
+@pytest.mark.parametrize("hook", ["register_forward_pre_hook", "register_forward_hook"])
+def test_a_module_that_refuses_a_hook_is_left_out_and_has_none(watch, hook):
+    class Refusing(nn.Sequential):
+        pass
+
+    def refuse(self, *args, **options):
+        raise TypeError("no hooks\nhere")
+
+    setattr(Refusing, hook, refuse)
+    unseen = Unseen()
+    model = nn.Sequential(Refusing(nn.Linear(4, 4)), nn.Tanh())
+    with watched(model, watch.tracker, unseen):
+        model(torch.rand(2, 4)).sum().backward()
+    assert unseen.unhooked == {"0": "TypeError: no hooks here"}
+    assert watch.modules("forward", [""]) == ["0.0", "1"]
+    assert watch.modules("backward") == ["1", "0.0"]
+    assert untouched(model)
 
 
 def test_a_compiled_wrapper_is_one(watch, one_process):

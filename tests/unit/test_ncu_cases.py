@@ -241,6 +241,28 @@ def test_v100_logs_give_the_published_totals(imported, name):
     assert reordered == name.startswith("TF")
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_hierarchical_roofline_of_v100_logs_is_drawn(name, tmp_path, capsys):
+    if not REAL.is_dir():
+        pytest.skip("needs the shared V100 logs beside the checkout")
+    *_, tera, intensities = PUBLISHED[name]
+    files, picture = sorted((REAL / name).iterdir()), tmp_path / "x.png"
+    arguments = ["--gpu", "V100-SXM2-16GB", "--plot", str(picture)]
+    assert main(["import-ncu", *arguments, *map(str, files)]) == 0
+    assert f"picture: {picture}" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = import_files(files, gpu="V100-SXM2-16GB", compute_capability="7.0")
+    roofline = roofline_of(found, name)
+    # One height, and a point for each level, under the roofs of the datasheet.
+    assert [point.level for point in roofline.points] == ["dram", "l2", "l1"]
+    for point, shown in zip(roofline.points, intensities, strict=True):
+        assert f"{point.intensity:.{len(shown.partition('.')[2])}f}" == shown
+        assert point.flop_per_s / 1e12 == pytest.approx(tera, abs=0.005)
+    names = [roof.name for roof in roofline.ceilings]
+    assert "DRAM" in names
+    assert any(roof.kind == "flop" for roof in roofline.ceilings)
+
+
 BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
 FP16 = "sm__ops_path_tensor_src_fp16_dst_fp{}.sum"
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"

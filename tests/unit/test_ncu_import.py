@@ -1,13 +1,17 @@
 """Importing ncu files: every total here is worked out by hand."""
 
 import csv
+import gzip
 import io
 import itertools
 import json
 import math
+import os
 import random
 import re
 import sys
+import tty
+from pathlib import Path
 from typing import ClassVar
 
 import fuzz_import
@@ -21,12 +25,14 @@ from roofprobe.cli.import_ncu import roofline_of, workload
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import import_files
 from roofprobe.ncu_import.numerals import NotANumberError, Numerals
+from roofprobe.ncu_import.source import _Watched
 from roofprobe.ncu_import.unit_names import unit
 from roofprobe.ncu_import.vocabulary import meaning
 
 FADD, FMUL, FFMA = (
     f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum" for op in ("fadd", "fmul", "ffma")
 )
+SASS_FP32 = (FADD, FMUL, FFMA)
 DRAM, READ, WRITE = "dram__bytes.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
 TIME = "gpu__time_duration.sum"
 COLUMNS_15 = (
@@ -763,7 +769,42 @@ def test_sums_over_kinds_of_instructions(load):
     assert load(table([mixed, (0, "a", FFMA, "inst", 7)]))["flop"]["total"] == 14
     every = (0, "a", f"{stem}_fp32_pred_on.sum", "inst", 500)
     assert "of every kind" in load(table([every]))["reasons"]["flop.total"]
-    assert load(table([every, (0, "a", half("hfma"), "inst", 1)]))["flop"]["total"] == 4
+    # What fp32 did is not known, so 4 FLOP of fp16 are no total.
+    record = load(table([every, (0, "a", half("hfma"), "inst", 1)]))
+    assert record["flop"] == {"sass_fp16": 4, "sass_fp32": None, "total": None}
+    none = (0, "a", f"{stem}_fp32_pred_on.sum", "inst", 0)
+    assert load(table([none, (0, "a", half("hfma"), "inst", 1)]))["flop"]["total"] == 4
+
+
+FP16_KINDS = "smsp__sass_thread_inst_executed_op_fp16_pred_on"
+
+
+def test_half_instructions_of_every_kind_are_in_no_total_and_that_is_said(load):
+    # As in the study's list of metrics; ncu adds the other roll-ups.
+    rows = [(0, "a", FFMA, "inst", 10)]
+    rows += [(0, "a", f"{FP16_KINDS}.{end}", "inst", 10**9) for end in ("avg", "max", "min", "sum")]
+    record = load(table(rows))
+    assert record["flop"] == {"sass_fp32": 20, "total": 20}
+    (warning,) = record["warnings"]
+    assert warning.startswith(f"fp16 instructions of CUDA cores are in no total: {FP16_KINDS}.sum")
+    assert "hadd, hmul and hfma" in warning
+    assert record["reasons"]["flop.sass_fp16"] in warning
+    assert "every kind" in record["unavailable"][f"{FP16_KINDS}.sum"]
+    assert "flop.total" not in record["reasons"]
+
+
+@pytest.mark.parametrize("value", [0, "n/a"])
+def test_no_half_instructions_are_no_news(load, value):
+    record = load(table([(0, "a", FFMA, "inst", 10), (0, "a", f"{FP16_KINDS}.sum", "inst", value)]))
+    assert (record["flop"]["total"], record["warnings"]) == (20, [])
+    assert "flop.sass_fp16" not in record["reasons"]
+
+
+def test_half_instructions_of_every_kind_beside_those_that_are_counted(load):
+    rows = [(0, "a", half("hfma"), "inst", 10), (0, "a", f"{FP16_KINDS}.sum", "inst", 12)]
+    record = load(table(rows))
+    assert record["flop"] == {"sass_fp16": 40, "total": 40}
+    assert not any("in no total" in text for text in record["warnings"])
 
 
 def test_the_reason_names_the_counter_at_fault(load):
@@ -987,11 +1028,142 @@ def test_volta_tensor_instructions_a_cycle(load):
     ],
 )
 def test_kernel_names_that_tell_of_tensor_cores(load, name, told):
-    record = load(table([(0, name, FFMA, "inst", 7)]))
-    assert record["flop"]["total"] == 14
-    assert any("tensor cores" in text for text in record["warnings"]) == told
-    counted = load(table([(0, name, FFMA, "inst", 7), (0, name, PIPE, "inst", 0)]))
-    assert not any("tensor cores" in text for text in counted["warnings"])
+    rows = [
+        (ident, kernel, metric, unit_name, value)
+        for ident, (kernel, ffma) in enumerate(((name, 7), ("copy", 3)))
+        for metric, unit_name, value in ((FFMA, "inst", ffma), (DRAM, "byte", 5), (TIME, "s", 1))
+    ]
+    record = load(table(rows))
+    assert record["flop"]["sass_fp32"] == 20
+    if not told:
+        assert (record["flop"]["total"], record["intensity"], record["flop_per_s"]) == (20, 2, 10)
+        assert record["unavailable"] == {}
+        return
+    assert (record["flop"]["tensor"], record["flop"]["total"]) == (None, None)
+    assert (record["intensity"], record["flop_per_s"]) == (None, None)
+    reason = record["reasons"]["flop.total"]
+    assert "by their names kernels such as" in reason and name[:40] in reason
+    assert any(reason.endswith(why) for why in record["unavailable"].values())
+    assert {k["name"]: k["flop"]["total"] for k in record["kernels"]} == {name: None, "copy": 6}
+    # A counter of their pipe says that they did nothing.
+    counted = load(table([*rows, (0, name, PIPE, "inst", 0), (1, "copy", PIPE, "inst", 0)]))
+    assert counted["flop"]["total"] == 20
+    # One that has no value says nothing.
+    lacking = load(table([*rows, (0, name, PIPE, "inst", "n/a"), (1, "copy", PIPE, "inst", 0)]))
+    assert lacking["flop"]["total"] is None
+
+
+AMPERE_BF16 = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
+TF32_GEMM = "cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4"
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "sources", "total"),
+    [
+        # The type that the name tells is in the file, with the 0 that was counted.
+        (AMPERE_BF16, "8.0", {"bf16_dst_fp32": 0}, 14),
+        (AMPERE_BF16, "", {"bf16_dst_fp32": 0}, 14),
+        # Another is.
+        (AMPERE_BF16, "8.0", {"fp16_dst_fp32": 0}, None),
+        (AMPERE_BF16, "", {"fp16_dst_fp32": 0}, None),
+        (AMPERE_BF16, "9.0", {"fp16": 0, "tf32_dst_fp32": 0}, None),
+        # What integers did or did not do tells nothing of bf16.
+        (AMPERE_BF16, "8.0", {"fp16_dst_fp32": 0, "int8": 100}, None),
+        (AMPERE_BF16, "8.0", {"fp16_dst_fp32": 0, "int8": "n/a"}, None),
+        # Operations of the launch were counted: 100 + 14.
+        (AMPERE_BF16, "8.0", {"fp16_dst_fp32": 100}, 114),
+        # fp16 that adds up in fp16 has a counter of its own on an A100.
+        ("ampere_h16816gemm_128x128_nn", "8.0", {"fp16_dst_fp32": 0}, None),
+        ("ampere_h16816gemm_128x128_nn", "8.0", {"fp16_dst_fp32": 0, "fp16_dst_fp16": 0}, 14),
+        # A name without a type: any of the chip's.
+        (TF32_GEMM, "9.0", {"fp16": 0, "bf16_dst_fp32": 0, "tf32_dst_fp32": 0}, None),
+        (
+            TF32_GEMM,
+            "9.0",
+            dict.fromkeys(("fp16", "bf16_dst_fp32", "tf32_dst_fp32", "fp8", "fp64"), 0),
+            14,
+        ),
+        (TF32_GEMM, "", {"fp16": 0}, None),
+        # Turing counts all of them as one.
+        ("turing_fp16_s1688gemm_fp16_nn", "7.5", {"fp16_bf16_tf32_dst_fp32": 100}, 114),
+    ],
+)
+def test_a_kernel_of_a_type_that_nobody_counted(load, name, chip, sources, total):
+    cells = {"ID": "0", "Kernel Name": name, "CC": chip, "Metric Unit": ""}
+    values = {FFMA: 7, DRAM: 7} | {tensor(f"src_{key}"): count for key, count in sources.items()}
+    units = {FFMA: "inst", DRAM: "byte"}
+    rows = [
+        cells | {"Metric Name": key, "Metric Unit": units.get(key, ""), "Metric Value": str(value)}
+        for key, value in values.items()
+    ]
+    record = load(table(rows))
+    assert record["flop"]["total"] == total
+    assert record["intensity"] == (None if total is None else total / 7)
+    if total is None:
+        (missing,) = [name for name in record["unavailable"] if "int8" not in name]
+        assert missing.startswith("sm__ops_path_tensor_src_")
+        assert missing not in values
+        assert record["reasons"]["flop.total"].startswith(missing)
+
+
+STUDY = Path(__file__).parents[2] / "harness/results/h200"
+
+
+@pytest.mark.parametrize("run", ["resnet18-b256", "resnet18-b256-no-tf32"])
+def test_the_study_s_own_logs_have_a_total_only_without_tensor_cores(load, run):
+    text = gzip.decompress((STUDY / run / "ncu.csv.gz").read_bytes()).decode()
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
+    _, *rows = csv.DictReader(lines[start:])
+    fadd, fmul, ffma = (sum(int(row[name].replace(",", "")) for row in rows) for name in SASS_FP32)
+    record = load(text)
+    assert record["flop"]["sass_fp32"] == fadd + fmul + 2 * ffma
+    if run.endswith("no-tf32"):
+        assert record["flop"]["total"] == fadd + fmul + 2 * ffma
+        return
+    assert (record["flop"]["total"], record["intensity"], record["flop_per_s"]) == (None,) * 3
+    why = record["unavailable"]["sm__ops_path_tensor_src_tf32_dst_fp32.sum"]
+    assert "use tensor cores" in why
+    assert record["reasons"]["flop.total"].endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "name", "total"),
+    [
+        ("sm__inst_executed_pipe_tensor_op_hmma.sum", AMPERE_BF16, 14),
+        # HMMA instructions are no warp group's, and a count of these is not one of HMMA.
+        ("sm__inst_executed_pipe_tensor_op_hmma.sum", "nvjet_hsh_128x256_64x4_h_bz_TNT", None),
+        ("smsp__sass_inst_executed_op_shared_gmma.sum", AMPERE_BF16, None),
+        ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", AMPERE_BF16, 14),
+    ],
+)
+def test_an_idle_pipe_explains_only_the_kernels_that_it_serves(load, pipe, name, total):
+    record = load(table([(0, name, FFMA, "inst", 7), (0, name, pipe, "", 0)]))
+    assert record["flop"]["total"] == total
+
+
+def test_runs_in_different_orders_know_launches_by_their_kernels(load):
+    flop = [(i, name, FFMA, "inst", 7) for i, name in enumerate((AMPERE_BF16, "copy"))]
+    for source, total in (("bf16_dst_fp32", 128), ("fp16_dst_fp32", None)):
+        ops = [
+            (i, name, tensor(f"src_{source}"), "", 100 * (name != "copy" and total is not None))
+            for i, name in enumerate(("copy", AMPERE_BF16))
+        ]
+        assert load(table(flop), table(ops))["flop"]["total"] == total
+
+
+@pytest.mark.parametrize(
+    ("chip", "said"), [("9.0", None), ("8.0", "compute capability 8.0"), ("", "a GPU that is not")]
+)
+def test_the_scale_of_tensor_operations_is_known_of_one_chip(load, chip, said):
+    row = {"ID": "0", "Kernel Name": "a", "CC": chip, "Metric Name": tensor("src_tf32_dst_fp32")}
+    record = load(table([row | {"Metric Value": "8"}]))
+    assert record["flop"]["total"] == 8
+    texts = [text for text in record["warnings"] if "--calibration" in text]
+    assert len(texts) == (said is not None)
+    assert all(f"count an FMA as two on {said}" in text for text in texts)
+    # No operations, no scale.
+    assert load(table([row | {"Metric Value": "0"}]))["warnings"] == []
 
 
 def test_no_dram_writes_may_lie_in_l2(load):
@@ -1224,21 +1396,106 @@ def test_any_log_gives_its_totals(tmp_path_factory, log):
         assert "reads two ways" in str(error)
 
 
+NOTHING_LEFT = "no kernels|empty|no ncu output|nothing complete"
+
+
 @settings(deadline=None, max_examples=30)
-@given(logs())
-def test_any_log_cut_anywhere_gives_totals_or_a_refusal(tmp_path_factory, log):
+@given(logs(), st.booleans())
+def test_any_log_cut_anywhere_gives_totals_or_a_refusal(tmp_path_factory, log, told):
+    """Whether the number format is told or has to be found out from what is left."""
     text, values, locale = log
     data = text.encode()
     path = tmp_path_factory.mktemp("cut") / "x.log"
-    forced = "en" if locale in ("en", "c") else "de"
+    form = ("en" if locale in ("en", "c") else "de") if told else None
     for end in range(len(data)):
         path.write_bytes(data[:end])
         try:
-            record = import_files([path], number_format=forced).to_dict()
+            record = import_files([path], number_format=form).to_dict()
         except RecordError as error:
-            assert re.search("no kernels|empty|no ncu output|nothing complete", str(error))
+            ambiguous = "" if told else "|reads two ways"
+            assert re.search(NOTHING_LEFT + ambiguous, str(error))
         else:
             check(record, values)
+
+
+# Instructions, bytes and ns. Small counts have no sign that tells how a time with one reads.
+SMALL_OR_LARGE = st.integers(1, 999) | st.integers(1, 10**9)
+NUMBERS = st.tuples(SMALL_OR_LARGE, SMALL_OR_LARGE, SMALL_OR_LARGE)
+
+
+@st.composite
+def ranks(draw):
+    """A log of two processes, launch by launch in turn as drawn, and each one's values."""
+    form = LOCALES[draw(st.sampled_from(sorted(LOCALES)))]
+    turns = draw(st.lists(st.sampled_from("78"), min_size=1, max_size=4))
+    values = {"7": [], "8": []}
+    rows = []
+    for process in turns:
+        ident = str(len(values[process]))
+        ffma, byte, spent = draw(NUMBERS)
+        values[process].append((ffma, byte, spent))
+        for metric, unit_name, value in (
+            (FFMA, "inst", form(ffma, 0)),
+            (DRAM, "byte", form(byte, 0)),
+            (TIME, "usecond", form(spent / 1000, 3)),
+        ):
+            cells = {"ID": ident, "Process ID": process, "Kernel Name": "k", "Metric Name": metric}
+            rows.append(cells | {"Metric Unit": unit_name, "Metric Value": value})
+    return table(rows), values
+
+
+@settings(deadline=None, max_examples=6)
+@given(ranks())
+def test_a_log_of_processes_cut_anywhere_gives_totals_or_a_refusal(tmp_path_factory, log):
+    text, values = log
+    data = text.encode()
+    path = tmp_path_factory.mktemp("ranks") / "x.log"
+    for end in range(len(data)):
+        path.write_bytes(data[:end])
+        try:
+            record = import_files([path]).to_dict()
+        except RecordError as error:
+            assert re.search(f"{NOTHING_LEFT}|reads two ways", str(error))
+            continue
+        (only, *others) = record["processes"]
+        counts = {str(only): record["launches"]}
+        if others:
+            parts = {part["name"]: part["launches"] for part in record["by_device"]}
+            counts = {p: parts[f"process {p}, device 0"] for p in map(str, record["processes"])}
+        left = [value for process, count in counts.items() for value in values[process][:count]]
+        assert len(left) == record["launches"]
+        check(record, left)
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    st.sampled_from(sorted(LOCALES)),
+    st.lists(NUMBERS, min_size=1, max_size=3),
+    st.integers(0, 1),
+)
+def test_runs_of_which_one_is_cut_anywhere_give_totals_or_a_refusal(
+    tmp_path_factory, locale, values, cut
+):
+    folder = tmp_path_factory.mktemp("runs")
+    form = LOCALES[locale]
+    counted, moved = [], []
+    for ident, (ffma, byte, spent) in enumerate(values):
+        counted.append((ident, "k", FFMA, "inst", form(ffma, 0)))
+        moved.append((ident, "k", DRAM, "byte", form(byte, 0)))
+        moved.append((ident, "k", TIME, "usecond", form(spent / 1000, 3)))
+    texts = [table(counted), table(moved)]
+    paths = [folder / "0.csv", folder / "1.csv"]
+    paths[1 - cut].write_text(texts[1 - cut], encoding="utf-8")
+    data = texts[cut].encode()
+    for end in range(len(data)):
+        paths[cut].write_bytes(data[:end])
+        try:
+            record = import_files(paths).to_dict()
+        except RecordError as error:
+            whole = "not runs of one workload|as a run of the same program it adds nothing"
+            assert re.search(f"{NOTHING_LEFT}|reads two ways|{whole}", str(error))
+            continue
+        check(record, values)
 
 
 @settings(deadline=None)
@@ -1296,6 +1553,34 @@ def test_a_damaged_metric_of_a_transposed_export(load):
 
 
 # The command
+
+
+def test_a_terminal_sees_how_much_was_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(_Watched, "_DELAY", 0.0)
+    path = tmp_path / "x.csv"
+    # Three blocks of a mebibyte and what the table takes.
+    path.write_text("loss 0.70\n" * 314_573 + table([(0, "a", FFMA, "inst", 5)]))
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)  # line ends as they were written
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        assert import_files([path]).whole.flop["total"] == 10
+    shown = b""
+    while not shown.endswith(b" \r"):
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    size = path.stat().st_size
+    told = [min(100 * (block << 20) / size, 100) for block in (1, 2, 3, 4)]
+    shares = "".join(f"\rx.csv: {share:3.0f}%" for share in told)
+    assert shown.decode() == f"{shares}\r{' ' * 11}\r"  # and the line is wiped
+
+
+def test_a_file_sees_nothing_of_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_Watched, "_DELAY", 0.0)
+    path = tmp_path / "x.csv"
+    path.write_text(table([(0, "a", FFMA, "inst", 5)]))
+    import_files([path])
+    assert capsys.readouterr().err == ""
 
 
 def test_command(tmp_path, capsys):
@@ -1490,37 +1775,91 @@ def test_meaning_of_names_without_one():
 
 
 class FakeMetric:
-    def __init__(self, value, unit=""):
+    """NVIDIA's metric as documented: ``as_double`` is 0. where there is no number."""
+
+    ValueKind_UNKNOWN, ValueKind_ANY, ValueKind_STRING, ValueKind_FLOAT = range(4)
+    ValueKind_DOUBLE, ValueKind_UINT32, ValueKind_UINT64 = range(4, 7)
+
+    def __init__(self, value, unit="", kind=None):
         self._value, self._unit = value, unit
+        numbers = {int: self.ValueKind_UINT64, float: self.ValueKind_DOUBLE}
+        self._kind = numbers.get(type(value), self.ValueKind_UNKNOWN) if kind is None else kind
+
+    def has_value(self):
+        return self._value is not None
+
+    def kind(self):
+        return self._kind
 
     def as_double(self):
-        return self._value
+        return float(self._value) if isinstance(self._value, int | float) else 0.0
 
     def unit(self):
         return self._unit
 
 
+class FakeDomain:
+    """Range names come sorted; the index of a pushed range follows the stack."""
+
+    def __init__(self, pushed, started=()):
+        self._pushed, self._started = pushed, started
+
+    def push_pop_ranges(self):
+        return tuple(sorted(self._pushed))
+
+    def push_pop_range(self, index):
+        name = self._pushed[index]
+        return type("Range", (), {"name": lambda self: name})()
+
+    def start_end_ranges(self):
+        return tuple(sorted(self._started))
+
+
+class FakeState:
+    def __init__(self, *domains):
+        self._domains = domains
+
+    def domains(self):
+        return tuple(range(len(self._domains)))
+
+    def domain_by_id(self, ident):
+        return self._domains[ident]
+
+
 class FakeAction:
-    _METRICS: ClassVar = {
-        FFMA: FakeMetric(1e6, "inst"),
+    """A launch; ``name`` without its argument is the function's, with no template arguments."""
+
+    NameBase_FUNCTION, NameBase_MANGLED, NameBase_DEMANGLED = range(3)
+    METRICS: ClassVar = {
+        FFMA: FakeMetric(10**6, "inst"),
         DRAM: FakeMetric(math.nan, "byte"),
         TIME: FakeMetric(2000.0, "ns"),
-        "device__attribute_compute_capability_major": FakeMetric(9.0),
-        "device__attribute_compute_capability_minor": FakeMetric(0.0),
+        "device__attribute_compute_capability_major": FakeMetric(9),
+        "device__attribute_compute_capability_minor": FakeMetric(0),
     }
 
-    def name(self):
-        return "gemm"
+    def __init__(self, demangled="void gemm<4>(float *)", state=None, **more):
+        self._demangled, self._state = demangled, state
+        self._metrics = self.METRICS | more
+
+    def name(self, base=NameBase_FUNCTION):
+        return self._demangled if base == self.NameBase_DEMANGLED else "gemm"
+
+    def nvtx_state(self):
+        return self._state
 
     def metric_names(self):
-        return list(self._METRICS)
+        return tuple(self._metrics)
 
     def metric_by_name(self, name):
-        return self._METRICS.get(name)
+        return self._metrics.get(name)
 
 
 class FakeReport:
-    """NVIDIA's package as far as it is used: a report of one range with two launches."""
+    """NVIDIA's package as far as it is used: a report of one range."""
+
+    def __init__(self, *actions):
+        self._actions = actions
 
     def load_report(self, path):
         return self
@@ -1532,22 +1871,97 @@ class FakeReport:
         return self
 
     def num_actions(self):
-        return 2
+        return len(self._actions)
 
     def action_by_idx(self, index):
-        return FakeAction()
+        return self._actions[index]
 
 
-def test_a_report(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ncu_report", FakeReport())
-    path = tmp_path / "x.ncu-rep"
-    path.write_bytes(b"NVR\0")
-    record = import_files([path]).to_dict()
+def test_the_stand_in_for_a_report_has_nothing_that_nvidia_s_package_lacks():
+    package = pytest.importorskip("ncu_report", reason="needs ncu-report")
+    pairs = (
+        (FakeMetric, package.IMetric),
+        (FakeDomain, package.INvtxDomainInfo),
+        (FakeState, package.INvtxState),
+        (FakeAction, package.IAction),
+    )
+    for ours, theirs in pairs:
+        names = {name for name in vars(ours) if not name.startswith("_")} - {"METRICS"}
+        assert names <= set(dir(theirs))
+    kinds = [kind for kind in dir(package.IMetric) if kind.startswith("ValueKind_")]
+    assert set(kinds) == {name for name in vars(FakeMetric) if name.startswith("ValueKind_")}
+    assert "return ``0.``" in package.IMetric.as_double.__doc__
+    assert "NameBase_FUNCTION" in package.IAction.name.__doc__
+    assert not hasattr(package.IAction, "process_id")
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch):
+    """Imports a report of launches, with other files beside it."""
+
+    def run(*actions, beside=()):
+        monkeypatch.setitem(sys.modules, "ncu_report", FakeReport(*actions))
+        path = tmp_path / "x.ncu-rep"
+        path.write_bytes(b"NVR\0")
+        others = [tmp_path / f"{index}.csv" for index in range(len(beside))]
+        for other, text in zip(others, beside, strict=True):
+            other.write_text(text)
+        return import_files([path, *others]).to_dict(kernels=True)
+
+    return run
+
+
+def test_a_report(report):
+    record = report(FakeAction(), FakeAction())
     assert record["launches"] == 2
     assert record["flop"]["total"] == 4_000_000
     assert record["time_s"] == pytest.approx(4e-6)
     assert record["byte"]["dram"] is None
     assert record["compute_capability"] == ["9.0"]
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        FakeMetric(None, "inst", FakeMetric.ValueKind_UINT64),
+        FakeMetric(None, "inst", FakeMetric.ValueKind_ANY),
+        FakeMetric("(!) n/a", "inst", FakeMetric.ValueKind_STRING),
+    ],
+)
+def test_a_metric_of_a_report_without_a_number_is_no_zero(report, metric):
+    record = report(FakeAction(), FakeAction(**{FADD: metric}))
+    assert record["flop"]["total"] is None
+    assert FADD in record["unavailable"]
+    # Nor is a device that is not told device 0.
+    ids = {"launch__device_id": FakeMetric(None, "", FakeMetric.ValueKind_UINT64)}
+    assert report(FakeAction(**ids))["devices"] == []
+    assert report(FakeAction(launch__device_id=FakeMetric(3)))["devices"] == [3]
+
+
+def test_kernels_of_a_report_keep_their_template_arguments(report):
+    names = ["void gemm<4>(float *)", "void gemm<8>(float *)"]
+    record = report(*map(FakeAction, names))
+    assert [kernel["name"] for kernel in record["kernels"]] == names
+    # ncu prints the same in a log, so that the two pair.
+    log = table([(i, name, tensor("src_fp16"), "", 5) for i, name in enumerate(names)])
+    both = report(*map(FakeAction, names), beside=[log])
+    assert (both["launches"], both["flop"]["total"]) == (2, 4_000_010)
+    # A range has no demangled name.
+    assert report(FakeAction(""))["kernels"][0]["name"] == "gemm"
+
+
+def test_a_report_says_that_it_does_not_tell_processes(report):
+    record = report(FakeAction())
+    assert record["processes"] == []
+    assert any("does not tell processes apart" in text for text in record["warnings"])
+
+
+def test_ranges_of_a_report(report):
+    # "b" was pushed before "a", and all of it lies in a range that was started.
+    inner = FakeState(FakeDomain(["b", "a"], ["epoch"]))
+    outer = FakeState(FakeDomain(["c"], ["epoch"]), FakeDomain([]))
+    record = report(FakeAction(state=inner), FakeAction(state=outer), FakeAction(state=outer))
+    assert [(part["name"], part["launches"]) for part in record["ranges"]] == [("b", 1), ("c", 2)]
 
 
 class TestWhatUsersHand:

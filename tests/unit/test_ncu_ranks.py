@@ -6,7 +6,7 @@ import pytest
 
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import import_files
-from roofprobe.ncu_import.totals import _TENSOR_KERNEL
+from roofprobe.ncu_import.vocabulary import uses_tensor_cores
 
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 FADD = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
@@ -307,4 +307,4 @@ class TestWords:
         ],
     )
     def test_kernels_that_use_tensor_cores(self, name, tensor):
-        assert (_TENSOR_KERNEL.search(name) is not None) is tensor
+        assert uses_tensor_cores(name) is tensor

@@ -16,7 +16,7 @@ import torch
 from test_derive import COUNTERS, TF32, record
 from test_parts import CONV, NORM, REST, counters, segment
 from test_parts import record as parted
-from test_report import RESULTS, ROOFS, runs, whole
+from test_report import MODELLED, RESULTS, ROOFS, runs, whole
 
 import roofprobe
 from roofprobe import metrics, part_tables, report
@@ -159,6 +159,30 @@ def test_the_cross_check_is_on_the_page(resnet):
     assert "price: roofprobe 1.13 s, app-range replay 14.5 s" in shown.text
 
 
+def test_the_witness_is_on_the_page(shown):
+    assert "analytic" not in shown.text
+    assert 'class="witness"' not in html([("x", whole())])
+    found = page(whole(witness=MODELLED))
+    assert "witness: the hardware beside the analytic model" in found.text
+    assert "per step hardware model ratio verdict" in found.text
+    assert "FLOP 1 kFLOP 800 FLOP 1.25 explained" in found.text
+    assert "DRAM bytes 50 B 40 B 1.25 explained" in found.text
+    for line, _ in report.content(whole(witness=MODELLED)).witness.remarks:
+        assert line in found.text
+    assert "Warning:" not in found.text
+    little = replace(MODELLED, counters={**MODELLED.counters, "analytic__flop_fp32.sum": 8.0})
+    flagged = page(whole(witness=little)).text
+    assert "1 kFLOP 8 FLOP 125 FLAG" in flagged
+    assert "Warning: The hardware's FLOP (cupti) are 125 times the model's 8 FLOP" in flagged
+
+
+def test_what_the_witness_lacks_is_said():
+    noted = page(whole(notes={"witness": "the run ended before"}))
+    assert "witness : the run ended before" in noted.text
+    evil = replace(MODELLED, counters={}, reason=EVIL)
+    assert EVIL in page(whole(witness=evil)).text
+
+
 def test_nothing_is_loaded_from_anywhere(shown):
     names = {(tag, name) for tag, name, _ in shown.attributes}
     assert not {name for _, name in names} & {"src", "href", "srcset", "action", "data", "poster"}
@@ -233,6 +257,7 @@ def test_the_chart_has_every_point_and_roof(resnet):
     assert found["measured", "l2"]["label"] == "L2 read 7 TB/s"
     assert "uncertainty: 1% between repeats" in found["measured", "l2"]["hover"]
     assert "uncertainty: none is stated" in found["datasheet", "dram"]["hover"]
+    assert found["datasheet", "l1"]["label"] == "L1, derived 33.45 TB/s"
     # A path keeps its colour, whatever the source.
     assert len({r["colour"] for r in data["roofs"] if r["path"] == "tensor_tf32"}) == 1
 
@@ -258,6 +283,31 @@ def test_the_chart_has_every_point_and_roof(resnet):
     assert all(low < m["x"] < high and bottom < m["y"] < top for m in marks.values())
     assert all(bottom < roof["value"] < top for roof in data["roofs"] if roof["kind"] == "flop")
     assert low < 66.9 / 4.8 < 494.7 / 4.8 < high
+
+
+def test_a_ceiling_has_its_clock_and_what_it_comes_down_to(resnet):
+    lasting = tuple(replace(each, clock=1.965e9, sustained=0.9 * each.value) for each in ROOFS)
+    run = replace(resnet, roofs=lasting)
+    shown = page(run)
+    assert "ceiling value spread SM clock sustained source from" in shown.text
+    assert (
+        "TF32 GEMM 398 TFLOP/s 1% 1.965 GHz 358.2 TFLOP/s measured 8192^3" in shown.text
+        and "L2 read 7 TB/s 1% 1.965 GHz 6.3 TB/s measured 16 MiB" in shown.text
+    )
+    assert "TF32 tensor 494.7 TFLOP/s datasheet H200 SXM, dense" in shown.text
+    assert "L1, derived 33.45 TB/s datasheet derived, no datasheet prints it: 128" in shown.text
+    found = {(roof["source"], roof["level"]): roof for roof in chart([("x", run)])["roofs"]}
+    assert found["measured", "l2"]["hover"] == [
+        "L2 read 7 TB/s",
+        "source: measured",
+        "uncertainty: 1% between repeats",
+        "SM clock: 1.965 GHz",
+        "once the load lasts: 6.3 TB/s",
+        "16 MiB",
+    ]
+    # A record that lacks them says nothing of them.
+    old = {(roof["source"], roof["level"]): roof for roof in chart([("x", resnet)])["roofs"]}
+    assert not [line for line in old["datasheet", "dram"]["hover"] if "clock" in line]
 
 
 def test_choices_are_those_that_the_run_has(resnet):
@@ -413,6 +463,36 @@ def test_the_picture_of_parts_has_their_places_sizes_colours_and_words():
         "TF32 GEMM 400 TFLOP/s",
         "DRAM copy 4 TB/s",
     }
+
+
+def test_hover_says_why_a_part_is_not_judged():
+    def verdict(part):
+        (mark,) = layered(parted(part))["marks"]
+        return re.search("verdict: (.*?) FLOP:", " ".join(" ".join(mark["hover"]).split()))[1]
+
+    # 1 ms: 140 GFLOP under 400 TFLOP/s are 35%, 1.6 GB under 4 TB/s 40%
+    turns = segment("turns", "forward", 1e-3, counters(1.4e11, 1.6e9))
+    assert verdict(turns) == (
+        "not judged, DRAM used to 40%: DRAM and compute add up to 75% of its time, maybe in turns"
+    )
+    unknown = segment("unknown", "forward", 1e-3, counters(1e9, 1e9))
+    unknown = replace(unknown, counters=({**unknown.counters[0], "lts__t_bytes.sum": None},))
+    assert verdict(unknown).startswith("not judged, DRAM used to 25%: no known ceiling is near, ")
+    # what is told is short: the reason has a metric's whole name and more
+    assert len(verdict(unknown)) < 145
+    assert "of the step" not in verdict(turns)
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet50", "vit_b_16"])
+def test_no_part_of_a_real_model_is_left_unjudged_without_a_reason(arch):
+    results = Path(__file__).parents[2] / "harness/results/h200"
+    data = layered(Measurement.load(results / f"{arch}-layers/run.json"))
+    hovers = [" ".join(" ".join(mark["hover"]).split()) for mark in data["marks"]]
+    unjudged = [hover for hover in hovers if "verdict: not judged" in hover]
+    assert len(unjudged) > 10
+    for hover in unjudged:
+        said = re.search("verdict: not judged, .*?: (.*) FLOP: ", hover)[1]
+        assert "add up to" in said or "others may be: L" in said
 
 
 def test_numbers_in_the_picture_are_rows_of_the_table_of_parts():

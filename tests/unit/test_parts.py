@@ -8,8 +8,8 @@ from test_record import sample
 
 from roofprobe import metrics
 from roofprobe.errors import UsageError
-from roofprobe.part_tables import by_loss, tables, told_apart
-from roofprobe.parts import checks, parts, phases, within
+from roofprobe.part_tables import by_loss, remarks, tables, told_apart
+from roofprobe.parts import blocks, checks, parts, phases, within
 from roofprobe.record import (
     Environment,
     Kernel,
@@ -135,7 +135,7 @@ def test_parts_without_a_time_have_no_rate_and_no_loss():
 def test_the_sum_beside_the_step():
     assert all(check.agrees for check in checks(record()))
     whole = record(byte=26e9)
-    flop, dram, _, _ = checks(whole)
+    flop, dram, *_ = checks(whole)
     assert flop.agrees
     assert dram.ratio == pytest.approx(24.4 / 26)
     assert not dram.agrees
@@ -152,7 +152,42 @@ def test_levels_that_were_not_asked_for_are_not_checked():
         metrics=few,
         rounds=(Round(dict.fromkeys(few, 10.0), 1, 0),),
     )
-    assert [(check.name, check.ratio) for check in checks(whole)] == [("FLOP", None), ("dram", 1)]
+    assert [(check.name, check.ratio) for check in checks(whole)] == [
+        ("FLOP", None),
+        ("dram", 1),
+        ("kernel time", pytest.approx(14.25 / 15.25)),
+    ]
+
+
+def test_the_sum_of_times_is_checked_against_kernels_of_the_uncut_step():
+    *_, time = checks(record())
+    assert (time.name, time.parts, time.whole) == ("kernel time", 15.25e-3, 15.25e-3)
+    assert "100% of its kernel time" in words(record())
+    # 15.25 of 17 ms are 10.3% less, of 16 4.7%
+    busy = KernelTimes(2, 9, 0, 17e-3, 17e-3, 19e-3, 0, 0)
+    whole = replace(record(), kernels=busy)
+    assert not checks(whole)[-1].agrees
+    assert "of its kernel time, 10.3% is missing (allowed: 5%)" in words(whole)
+    assert checks(replace(record(), kernels=replace(busy, union=16e-3)))[-1].agrees
+    unknown = words(replace(record(), kernels=None))
+    assert "Whether the parts' kernel time adds up is not known: the step has no value." in unknown
+
+
+def test_wall_clock_is_checked_against_the_unprofiled_step():
+    def on_a_cpu(scale):
+        slow = [replace(part, time=scale * part.time) for part in (CONV, NORM, REST)]
+        whole = record(*slow)
+        regions = replace(whole.regions, time_source="perf_counter")
+        timing = Timing((15.25e-3,), "perf_counter")
+        return replace(whole, timing=timing, kernels=None, regions=regions)
+
+    *_, time = checks(on_a_cpu(1.09))
+    assert (time.name, time.ratio) == ("step time", pytest.approx(1.09))
+    assert time.agrees
+    said = " ".join(remarks(on_a_cpu(13.44)))
+    # 12.44 times as much again
+    assert "DO NOT add up to the uncut step: of its time, 1244% is too much (allowed: 10%)" in said
+    assert not any("kernel" in sentence for sentence in remarks(on_a_cpu(1.0)))
 
 
 def test_phases_and_prefixes():
@@ -197,6 +232,27 @@ def test_kernels_by_time_with_where_they_ran():
     assert [cell.strip() for cell in reduce] == [
         "reduce", "8", "9 ms", "45%", "net.norm backward +1",
     ]  # fmt: skip
+
+
+def test_on_the_page_a_kernel_has_all_its_layers_with_their_shares():
+    def places(whole):
+        (table,) = (each for each in tables(whole, whole=True) if each.of == "kernel")
+        return [row[-1] for row in table.rows]
+
+    # 8 and 1 of 9 ms
+    assert places(record()) == [
+        "net.conv forward",
+        "net.norm backward 89%, (optimizer) 11%",
+    ]
+    many = [segment(f"l{n}", "forward", 1e-3, counters()) for n in range(10)]
+    whole = record(*many)
+    # 10 + 9 + ... + 1 = 55 ms
+    uses = tuple(KernelUse(n, 1.0, (n + 1) * 1e-3) for n in range(10))
+    whole = replace(whole, regions=replace(whole.regions, kernels=(Kernel("k", uses),)))
+    assert places(whole) == [
+        "l9 forward 18%, l8 forward 16%, l7 forward 15%, l6 forward 13%, l5 forward 11%, "
+        "l4 forward 9.1%, l3 forward 7.3%, l2 forward 5.5%, +2 more"
+    ]
 
 
 def test_kernels_that_differ_in_a_template_argument_are_told_apart_on_the_page():
@@ -296,7 +352,7 @@ def test_two_rounds_have_a_mean_and_a_spread():
 def test_kernels_alone_are_sorted_by_time_and_have_no_counts():
     bare = [replace(part, counters=()) for part in (CONV, NORM, REST)]
     whole = record(*bare, by="kernel")
-    assert checks(whole) == ()
+    assert [check.name for check in checks(whole)] == ["kernel time"]
     lines = text(whole, width=100).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("By layer, by time"))
     first = [cell.strip() for cell in lines[at + 3].split("│")]
@@ -321,3 +377,128 @@ def test_shortened_names_of_layers_can_be_told_apart():
     blocks = [f"stage{n}.the.same.long.path.of.modules.in.each.stage" for n in range(3)]
     assert len(set(told_apart(blocks, 20))) == 3
     assert told_apart(["x" * 30, "x" * 30], 10) == ["xxx…xxxxxx", "xxx…xxxxxx"]
+
+
+# -- Blocks -------------------------------------------------------------------------------
+
+
+def both_ways(path, forward, backward):
+    """A module that takes so many ms; for each the roofs allow 0.25: 100 GFLOP and 1 GB."""
+    return [
+        segment(path, way, time * 1e-3, counters(time * 1e11, time * 1e9))
+        for way, time in (("forward", forward), ("backward", backward))
+    ]
+
+
+def blocks_of(*segments):
+    return {block.name: 1e3 * block.time for block in blocks(parts(record(*segments)))}
+
+
+def block_tables(measured, *, whole=False):
+    return [table for table in tables(measured, whole=whole) if table.of == "block"]
+
+
+FIRST, SECOND = "body.layers.0", "body.layers.1"
+DEEP = (  # 28 ms
+    *both_ways("embed", 1, 0),
+    *both_ways(f"{FIRST}.attention.scores", 1, 3),
+    *both_ways(f"{FIRST}.head", 2, 4),
+    *both_ways(FIRST, 1, 2),
+    *both_ways(f"{SECOND}.head", 3, 6),
+    *both_ways("body.layers", 0.5, 1),
+    *both_ways("", 0.5, 1),
+    segment(None, None, 2e-3, counters(0.0, 2e9), range_="optimizer"),
+)
+
+
+def test_blocks_lie_where_none_has_more_than_half_of_the_time():
+    # body and body.layers have 23.5 ms, the first layer 4 + 6 + 3
+    assert blocks_of(*DEEP) == pytest.approx(
+        {FIRST: 13, SECOND: 9, "body.layers itself": 1.5, "(model) itself": 1.5, "embed": 1}
+    )
+    assert list(blocks_of(*DEEP))[:2] == [FIRST, SECOND]
+    # with 5 ms more the first layer has 18 of 33, so its own blocks are shown
+    more = blocks_of(*DEEP, *both_ways(f"{FIRST}.attention.mask", 2, 3))
+    assert more == pytest.approx(
+        {
+            f"{FIRST}.attention": 9,
+            f"{SECOND}.head": 9,
+            f"{FIRST}.head": 6,
+            f"{FIRST} itself": 3,
+            "body.layers itself": 1.5,
+            "(model) itself": 1.5,
+            "embed": 1,
+        }
+    )
+
+
+def test_blocks_lie_no_deeper_than_four_steps():
+    chain = ("a.b.c.d.e.f", "a.b.c.d.e.g", "a.b.c.h")
+    found = blocks_of(*(each for path in chain for each in both_ways(path, 1, 1)))
+    assert found == pytest.approx({"a.b.c.d": 4, "a.b.c.h": 2})
+
+
+def test_a_long_module_that_has_no_parts_hides_no_blocks():
+    # nothing deeper could share out what the first has
+    slow = both_ways("stem", 10, 10), both_ways("body.0", 1, 1), both_ways("body.1", 1, 2)
+    found = blocks_of(*(each for part in slow for each in part))
+    assert found == pytest.approx({"stem": 20, "body": 5})
+
+
+def test_a_flat_model_has_no_blocks():
+    assert blocks_of(*both_ways("0", 1, 2), *both_ways("1", 1, 2), *both_ways("", 1, 1)) == {}
+    # and where all of it is in one, its modules are the rows of the other table
+    assert blocks_of(*both_ways("net.0", 1, 2), *both_ways("net.1", 1, 2)) == {}
+    assert block_tables(record()) == []
+
+
+def test_the_table_of_blocks():
+    (table,) = block_tables(record(*DEEP))
+    assert table.heads == ("block", "time", "step", "forward", "backward", "FLOP", "DRAM", "lost")
+    # of a step of 20 ms; each ms could be 0.25
+    assert table.rows[0] == (FIRST, "13 ms", "65%", "4 ms", "9 ms", "1.3 T", "13 GB", "9.75 ms")
+    assert [row[0] for row in table.rows[-1:]] == ["embed"]
+    shown = text(record(*DEEP), width=100)
+    assert shown.index("By block, each with all that is in it") < shown.index("By layer, by time")
+    # by phase or by kernel there are none
+    assert block_tables(record(*DEEP, by="phase")) == block_tables(record(*DEEP, by="kernel")) == []
+    untimed = record(*(replace(each, time=None, launches=None) for each in DEEP))
+    untimed = replace(untimed, regions=replace(untimed.regions, time_source=None, kernels=()))
+    assert block_tables(untimed) == []
+
+
+def test_what_a_checkpoint_computes_again_has_a_column():
+    again = segment(f"{FIRST}.head", "recompute", 1e-3, counters(1e11, 1e9))
+    (table,) = block_tables(record(*DEEP, again))
+    assert table.heads[3:6] == ("forward", "recompute", "backward")
+    assert table.rows[0][1:6] == ("14 ms", "70%", "4 ms", "1 ms", "9 ms")
+
+
+def test_many_blocks_are_cut_short_in_a_terminal_and_whole_on_the_page():
+    many = [each for n in range(15) for each in both_ways(f"layers.{n}.head", 1, 0)]
+    many += [each for n in range(15) for each in both_ways(f"layers.{n}.body", 0, 1)]
+    (table,) = block_tables(record(*many))
+    assert len(table.rows) == 13
+    assert table.rows[-1] == (
+        *("3 more", "6 ms", "30%", "3 ms", "3 ms", "600 G", "6 GB", "4.5 ms"),
+    )
+    (table,) = block_tables(record(*many), whole=True)
+    assert len(table.rows) == 15
+
+
+@pytest.mark.parametrize(
+    ("arch", "first", "count"),
+    [
+        ("resnet18", "layer1", 10),
+        ("resnet50", "layer1", 10),
+        ("vit_b_16", "encoder.layers.encoder_layer_1", 17),
+    ],
+)
+def test_blocks_of_real_models_add_up_to_all_that_their_modules_do(arch, first, count):
+    path = Path(__file__).parents[2] / f"harness/results/h200/{arch}-layers/run.json"
+    whole = Measurement.load(path)
+    found = blocks(parts(whole))
+    assert (found[0].name, len(found)) == (first, count)
+    assert found[0].time == pytest.approx(within(whole, first).time)
+    assert sum(block.time for block in found) == pytest.approx(within(whole, "").time)
+    assert max(block.time for block in found) < whole.kernels.union / 2

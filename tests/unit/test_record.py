@@ -23,6 +23,7 @@ from roofprobe.record import (
     KernelUse,
     MeasuredRoof,
     Measurement,
+    Modelled,
     Regions,
     Round,
     Segment,
@@ -32,6 +33,9 @@ from roofprobe.record import (
 )
 
 ROOT = Path(__file__).parents[2]
+
+
+MODELLED = Modelled({"c.sum": 5.0, "d.sum": None}, {"other": None}, {"mine::op": 3}, "no")
 
 
 def sample(**changes) -> Measurement:
@@ -62,9 +66,10 @@ def sample(**changes) -> Measurement:
     return dataclasses.replace(whole, **changes)
 
 
-def test_round_trip_is_exact():
-    text = sample().to_json()
-    assert Measurement.from_json(text) == sample()
+@pytest.mark.parametrize("witness", [None, MODELLED])
+def test_round_trip_is_exact(witness):
+    text = sample(witness=witness).to_json()
+    assert Measurement.from_json(text) == sample(witness=witness)
     assert Measurement.from_json(text).to_json() == text
 
 
@@ -90,7 +95,7 @@ def test_published_schema_is_the_real_one():
     published = json.loads((ROOT / "docs/run.schema.json").read_text())
     assert published == json.loads(json.dumps(record.schema()))
     jsonschema.Draft202012Validator.check_schema(published)
-    jsonschema.validate(json.loads(sample().to_json()), published)
+    jsonschema.validate(json.loads(sample(witness=MODELLED).to_json()), published)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,8 @@ def test_broken_records_are_refused_with_the_place(change, message):
         ("roofs/0/value", -1.0),
         ("roofs/0/value", 1e300),
         ("roofs/0/spread", -0.1),
+        ("witness/counters/c.sum", -1.0),
+        ("witness/uncounted/mine::op", -1),
         ("regions/by", "foo"),
         ("regions/by", "step"),
         ("regions/between", -1.0),
@@ -138,7 +145,7 @@ def test_what_nothing_can_have_measured_is_refused_with_the_place(path, value):
     segment = Segment("", None, None, 1, ({"a.sum": 1.0}, {"a.sum": 1.0}), 0.1, 1)
     kernel = Kernel("gemm", (KernelUse(0, 1, 0.1),))
     parts = Regions("phase", (segment,), 1, "cupti_activity", (kernel,), between=0.1)
-    whole = sample(regions=parts)
+    whole = sample(regions=parts, witness=MODELLED)
     assert Measurement.from_json(whole.to_json()) == whole
     body = json.loads(whole.to_json())
     *places, last = [int(key) if key.isdecimal() else key for key in path.split("/")]

@@ -16,6 +16,7 @@ from roofprobe.record import (
     Environment,
     MeasuredRoof,
     Measurement,
+    Modelled,
     Round,
 )
 from roofprobe.report import overlay, roofline_of, save_plot, text
@@ -73,10 +74,66 @@ def test_coverage_is_said():
     assert "SASS figures are withheld" in text(whole(coverage=unseen), width=120)
 
 
+def test_a_model_says_that_its_error_is_not_known():
+    said = "Figures marked analytic are a model and no count"
+    counters = {"analytic__flop_fp32.sum": 6.0, "analytic__bytes_read.sum": 2.0}
+    assert said in text(record(counters, source="analytic"))
+    assert "error that is not known" in " ".join(text(record(counters, source="analytic")).split())
+    assert said not in text(whole())
+
+
+# 90 FLOP on CUDA cores and 910 in TF32, 50 bytes: test_derive.
+MODELLED = Modelled(
+    {
+        **dict.fromkeys((row.name for row in metrics.ANALYTIC), 0.0),
+        "analytic__flop_fp32.sum": 800.0,
+        "analytic__bytes_read.sum": 30.0,
+        "analytic__bytes_write.sum": 10.0,
+    },
+    {"convolution": 0.0, "attention": 0.0, "other": 800.0},
+)
+
+
+def test_the_hardware_stands_beside_the_model():
+    shown = text(whole(witness=MODELLED))
+    title, heads, _, flop, byte, *rest = shown[shown.index("witness: ") :].splitlines()
+    assert title == "witness: the hardware beside the analytic model"
+    assert [cell.strip() for cell in heads.split("┃")] == [
+        "per step", "hardware", "model", "ratio", "verdict",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in flop.split("│")] == [
+        "FLOP", "1 kFLOP", "800 FLOP", "1.25", "explained",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in byte.split("│")] == [
+        "DRAM bytes", "50 B", "40 B", "1.25", "explained",
+    ]  # fmt: skip
+    words = " ".join(rest)
+    assert "1.25 times the model's 800 FLOP, which fits padding:" in words
+    assert "its error is not known." in words
+
+
+def test_a_flag_is_a_warning():
+    little = replace(MODELLED, counters={**MODELLED.counters, "analytic__flop_fp32.sum": 8.0})
+    shown = " ".join(text(whole(witness=little)).split())
+    assert (
+        "warning: The hardware's FLOP (cupti) are 125 times the model's 8 FLOP, and nothing known "
+        "explains that: kernels ran that are no operators of PyTorch, or a count or the model is "
+        "wrong." in shown
+    )
+
+
+def test_without_a_witness_there_is_none():
+    assert "witness" not in text(whole())
+    # Nor where the whole record is a model.
+    assert "witness" not in text(record(COUNTERS, source="analytic", witness=MODELLED))
+
+
 def test_the_roofline_has_the_roofs_of_the_paths_that_worked_and_both_points():
     roofline = roofline_of(whole(roofs=()))
     found = {ceiling.path or ceiling.level: ceiling.value for ceiling in roofline.ceilings}
-    assert found == {"sass_fp32": 66.9e12, "tensor_tf32": 494.7e12, "dram": 4.8e12}
+    # L1: 128 bytes of 132 SMs at 1.98 GHz
+    l1 = 128 * 132 * 1.98e9
+    assert found == {"sass_fp32": 66.9e12, "tensor_tf32": 494.7e12, "dram": 4.8e12, "l1": l1}
     *ours, study = roofline.points
     # 1000 FLOP over 50, 200 and 0 bytes in 2.0 s; nothing crossed L1.
     assert [(p.level, p.intensity, p.flop_per_s) for p in ours] == [
@@ -148,6 +205,7 @@ def test_measured_and_datasheet_roofs_are_both_drawn():
         ("datasheet", "tensor_tf32"): 494.7e12,
         ("datasheet", "sass_fp32"): 66.9e12,
         ("datasheet", "dram"): 4.8e12,
+        ("datasheet", "l1"): 128 * 132 * 1.98e9,
     }
     sheet = roofline_of(run, levels=("dram",), sources=("datasheet",))
     assert {ceiling.source for ceiling in sheet.ceilings} == {"datasheet"}

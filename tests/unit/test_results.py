@@ -137,7 +137,7 @@ def test_layers_add_up_to_the_step(arch):
     for check in checks(record):
         close = 1e-5 if check.name == "FLOP" else 0.002
         assert check.parts == pytest.approx(check.whole, rel=close), check.name
-    assert {check.name for check in checks(record)} == {"FLOP", "dram", "l2", "l1"}
+    assert {check.name for check in checks(record)} == {"FLOP", "dram", "l2", "l1", "kernel time"}
     time = sum(segment.time for segment in record.regions.segments)
     assert time == pytest.approx(record.kernels.union, rel=0.002)
     # The ten that lose most are told apart in the report beside it.

@@ -19,6 +19,7 @@ from roofprobe.roofline import (
     attainable,
     ceilings_of,
     exceeded,
+    l1_ceiling,
     measured_ceiling,
     mixed_peak,
     place,
@@ -194,9 +195,20 @@ def test_a_point_is_held_against_the_roofs_of_its_device():
 
 
 def test_a_measured_roof_is_a_ceiling():
-    roof = MeasuredRoof("TF32 GEMM", "flop", 4e14, 0.02, "8192^3", "tensor_tf32", None)
+    roof = MeasuredRoof(
+        "TF32 GEMM", "flop", 4e14, 0.02, "8192^3", "tensor_tf32", None, 1.965e9, 3.6e14
+    )
     assert measured_ceiling(roof) == Ceiling(
-        "TF32 GEMM", "flop", 4e14, "tensor_tf32", None, "measured", "8192^3", 0.02
+        "TF32 GEMM",
+        "flop",
+        4e14,
+        "tensor_tf32",
+        None,
+        "measured",
+        "8192^3",
+        0.02,
+        clock=1.965e9,
+        sustained=3.6e14,
     )
 
 
@@ -235,6 +247,33 @@ def test_datasheet_ceilings():
 def test_paths_without_a_peak_in_flop_get_no_roof():
     ceilings = ceilings_of(H200, ["tensor_fp4", "tensor_int8", "study_fp16", "analytic_fp32"])
     assert [ceiling.name for ceiling in ceilings] == ["DRAM"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("H200 SXM", 33.45408e12),  # 128 B x 132 SMs x 1.98 GHz
+        ("A100 SXM4 80GB", 19.49184e12),  # x 108 x 1.41
+        ("V100 SXM2 16GB", 15.6672e12),  # x 80 x 1.53
+    ],
+)
+def test_the_roof_of_l1_is_its_width_at_the_boost_clock(name, value):
+    (spec,) = [spec for spec in catalogue() if spec.name == name]
+    found = l1_ceiling(spec)
+    assert found.value == pytest.approx(value)
+    assert (found.name, found.kind, found.level) == ("L1, derived", "byte", "l1")
+    assert found.source == "datasheet"
+    assert f"128 bytes a clock and SM x {spec.sm_count} SMs of {name} x " in found.detail
+    assert "no datasheet prints it" in found.detail and "https://" in found.detail
+
+
+def test_an_l1_whose_width_has_no_source_has_no_roof():
+    # Turing's is half as wide; of Pascal, Blackwell and the cards for graphics nobody has read it.
+    for spec in catalogue():
+        known = spec.chip in ("GV100", "GA100", "GH100")
+        assert (l1_ceiling(spec) is not None) == known, spec.name
+    assert l1_ceiling(replace(H200, boost_hz=None)) is None
+    assert l1_ceiling(replace(H200, sm_count=None)) is None
 
 
 SHEET = ceilings_of(H200, ["tensor_bf16", "sass_fp32"])  # 989.4 and 66.9 TFLOP/s, 4.8 TB/s
@@ -280,7 +319,13 @@ def test_suspects_stand_in_order():
     text = suspects()
     places = [text.index(word) for word in ("product", "clock", "weight", "time")]
     assert places == sorted(places)
-    assert "same time" not in text
+    assert "same time" not in text and "sector" not in text
+    # The counter of L1 counts whole sectors.
+    l1 = Ceiling("L1 read", "byte", 31e12, None, "l1", "measured", "")
+    found = exceeded({}, {"l1": 62e12}, 1.0, (*SHEET, l1))
+    assert (found.level, found.words) == ("l1", "2 times the L1 read roof of 31 TB/s")
+    assert "32-byte sector, which the counter of L1 counts whole" in suspects(level=found.level)
+    assert "sector" not in suspects(level="dram")
 
 
 def test_the_roof_of_fp16_follows_the_accumulator():

@@ -199,8 +199,8 @@ def test_the_ncu_command_is_the_studys():
         *("dram__sectors_write.sum", "dram__bytes_write.sum.per_second"),
         *("dram__sectors_read.sum", "dram__bytes_read.sum.per_second"),
     ]
-    assert set(asked) - set(eight) == {"dram__bytes.sum", "gpu__time_duration.sum"}
-    assert set(eight) <= set(asked)
+    # Besides, the duration: none of the eight is a time.
+    assert sorted(asked) == sorted([*eight, "gpu__time_duration.sum"])
     for option, value in [
         ("--profile-from-start", "off"),
         ("--replay-mode", "application"),
@@ -217,27 +217,33 @@ def test_the_ncu_command_is_the_studys():
 def test_sector_metrics_take_the_names_of_the_chip():
     command = study.ncu_command("ncu", "GB202", Path("x.csv"), ["python"])
     asked = command[command.index("--metrics") + 1].split(",")
-    assert "dram__sectors_op_read.sum" in asked
-    assert "dram__bytes_op_read.sum.per_second" in asked
+    assert [name for name in asked if name.startswith("dram")] == [
+        "dram__sectors_op_read.sum",
+        "dram__sectors_op_write.sum",
+        "dram__bytes_op_read.sum.per_second",
+        "dram__bytes_op_write.sum.per_second",
+    ]
 
 
 # -- ncu's part, with a program that writes what ncu writes -------------------------------
 
 # Two launches: fadd 1000 and 2000, fmul 3000, ffma 40000, so 6000 + 2 * 40000 = 86000 FLOP;
-# sectors 150 + 300 of 32 bytes: 14400; 1000.5 + 1999.5 ns.
+# sectors 150 + 300 of 32 bytes: 14400; 1000.5 + 1999.5 ns. Rates, whose own bytes are others, are
+# in no figure: 3e9 byte/s for 1000.5 ns would be 3000 bytes read, where 100 sectors are 3200.
 HEADER = (
     "ID,Process ID,Process Name,Host Name,Kernel Name,Context,Stream,Block Size,Grid Size,Device,CC"
 )
 LOG = f"""==PROF== Connected to process 8 (/usr/bin/python3.12)
-{HEADER},dram__bytes.sum,dram__sectors_read.sum,dram__sectors_write.sum,gpu__time_duration.sum,\
+{HEADER},dram__bytes_read.sum.per_second,dram__bytes_write.sum.per_second,dram__sectors_read.sum,\
+dram__sectors_write.sum,gpu__time_duration.sum,\
 smsp__sass_thread_inst_executed_op_fadd_pred_on.sum,\
 smsp__sass_thread_inst_executed_op_ffma_pred_on.sum,\
 smsp__sass_thread_inst_executed_op_fmul_pred_on.sum,\
 smsp__sass_thread_inst_executed_op_fp16_pred_on.sum
-,,,,,,,,,,,byte,sector,sector,ns,inst,inst,inst,inst
-0,8,python3,127.0.0.1,gemm,1,7,"(256, 1, 1)","(64, 1, 1)",0,9.0,"4,800",100,50,"1,000.5",\
+,,,,,,,,,,,byte/second,byte/second,sector,sector,ns,inst,inst,inst,inst
+0,8,python3,127.0.0.1,gemm,1,7,"(256, 1, 1)","(64, 1, 1)",0,9.0,3e9,2e9,100,50,"1,000.5",\
 "1,000","40,000","3,000",7
-1,8,python3,127.0.0.1,add,1,7,"(256, 1, 1)","(64, 1, 1)",0,9.0,"9,600",200,100,"1,999.5",\
+1,8,python3,127.0.0.1,add,1,7,"(256, 1, 1)","(64, 1, 1)",0,9.0,3e9,2e9,200,100,"1,999.5",\
 "2,000",0,0,0
 """
 
@@ -280,6 +286,14 @@ def test_ncu_gives_a_row_beside_ours(out, ncu, capsys):
     command = (out / "alexnet-b256" / "ncu.txt").read_text().splitlines()[0]
     assert "--replay-mode application" in command
     assert command.endswith("/") is False and "-a alexnet -b 256 --dummy" in command
+
+
+def test_ncu_writes_numbers_without_the_users_locale(tmp_path, monkeypatch):
+    """ncu marks decimals as the locale does: 1.999,5 in de_DE."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    output = tmp_path / "ncu.txt"
+    assert study._process(["/bin/sh", "-c", 'echo "LC_ALL=$LC_ALL"'], output) is not None
+    assert output.read_text().splitlines()[1:] == ["LC_ALL=C"]
 
 
 def test_a_part_that_fails_costs_only_itself_and_is_tried_again(out, ncu, capsys):

@@ -619,7 +619,7 @@ def test_signals_that_come_while_saving_are_raised_afterwards() -> None:
         with pytest.raises(train._TerminatedError):
             os.kill(os.getpid(), signal.SIGTERM)  # noted: the first signal that raised is the last
             signals.check()
-        assert signals.terminated
+        assert signals.ended_by == signal.SIGTERM
 
 
 def test_a_termination_while_the_roofs_are_measured_names_the_run(

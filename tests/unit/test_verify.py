@@ -19,11 +19,12 @@ import pytest
 from roofprobe import crosscheck, ncu_run, refusals, verify
 from roofprobe.cli import main
 from roofprobe.counters import external
-from roofprobe.errors import UsageError
+from roofprobe.errors import CountersBusyError, UsageError
 from roofprobe.ncu_import import import_files
 from roofprobe.record import CheckedCounter, CrossCheck, Measurement
 
 RECORDED = Path(__file__).parents[1] / "data/ncu-alexnet-b64"
+HARNESS = Path(__file__).parents[2] / "harness/results/h200"
 FADD = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
 TF32 = "sm__ops_path_tensor_src_tf32_dst_fp32.sum"
@@ -174,6 +175,119 @@ def test_several_processes_are_averaged(recorded, logs):
     )
 
 
+# -- nccl ---------------------------------------------------------------------------------
+
+# ncu's own count of the recorded step; and a gradient of 30.5e6 values, each added once.
+NCU_FADD = 68_869_662
+ALL_REDUCE = 30_500_000
+
+
+def counting(record: Measurement, workload: dict, **counters: float) -> Measurement:
+    """The record with other counts and facts."""
+    named = {"fadd": FADD, "tensor": TF32}
+    changed = {named[key]: value for key, value in counters.items()}
+    (round_,) = record.rounds
+    facts = {key: value for key, value in record.workload.items() if key != "world_size"}
+    return replace(
+        record,
+        rounds=(replace(round_, counters={**round_.counters, **changed}),),
+        workload={**facts, **workload},
+    )
+
+
+def kernel_row(check: CrossCheck, metric: str) -> CheckedCounter:
+    (row,) = [row for row in check.counters if row.metric == metric and row.mode == "kernel replay"]
+    return row
+
+
+def test_additions_that_nccl_explains_are_not_judged(recorded, ncu, tmp_path, capsys):
+    ours = counting(recorded, {"world_size": 2}, fadd=NCU_FADD + ALL_REDUCE)
+    path = tmp_path / "run.json"
+    assert run_verb(ours, path, ncu("shutil.copy(real, log)")) == 0
+    found = Measurement.load(path).crosscheck
+    row = kernel_row(found, FADD)
+    assert row.other == NCU_FADD
+    assert row.agrees is None
+    assert row.reason.startswith("nccl's own additions are in roofprobe's count and not in ncu's")
+    assert kernel_row(found, FFMA).agrees
+    assert "nccl kernels" in found.left_out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "sass fadd: nccl's own additions" in printed
+    assert "agrees on all 18 counters that were judged" in printed
+
+
+@pytest.mark.parametrize(
+    ("workload", "counters"),
+    [
+        ({"world_size": 2}, {"fadd": NCU_FADD - 1_000_000}),
+        ({"world_size": 2, "seed": 1}, {"fadd": NCU_FADD, "tensor": 1e13}),
+        ({"world_size": 1}, {"fadd": NCU_FADD + ALL_REDUCE}),
+    ],
+    ids=["fewer than ncu", "tensor operations", "one rank"],
+)
+def test_what_nccl_does_not_explain_differs(recorded, ncu, workload, counters):
+    ours = counting(recorded, workload, **counters)
+    found = check(ours, ncu("shutil.copy(real, log)"))
+    row = kernel_row(found, TF32 if "tensor" in counters else FADD)
+    assert row.agrees is False
+    assert "nccl" not in (row.reason or "")
+    assert not found.agrees
+
+
+def test_where_nothing_tells_of_nccl_the_difference_stands_and_says_so(recorded, ncu):
+    ours = counting(recorded, {}, fadd=NCU_FADD + ALL_REDUCE)
+    row = kernel_row(check(ours, ncu("shutil.copy(real, log)")), FADD)
+    assert row.agrees is False
+    assert row.reason.startswith("if nccl ran in this step")
+    assert "by='kernel'" in row.reason
+
+
+def test_several_processes_in_ncus_log_are_ranks(recorded, logs):
+    imported = import_files([logs / "kernel-replay.csv"])
+    unknown = counting(recorded, {})
+    assert verify._nccl_ran(unknown, None) is None
+    assert verify._nccl_ran(unknown, imported) is None
+    assert verify._nccl_ran(unknown, replace(imported, processes=(1, 2))) is True
+
+
+@pytest.mark.parametrize(
+    ("first", "agrees"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", None),
+        (None, False),
+    ],
+    ids=["nccl's is among them", "none is nccl's"],
+)
+def test_traced_kernels_tell_of_nccl_best(recorded, ncu, first, agrees):
+    regions = Measurement.load(HARNESS / "resnet18-layers/run.json").regions
+    if first is not None:
+        kernels = (replace(regions.kernels[0], name=first), *regions.kernels[1:])
+        regions = replace(regions, kernels=kernels)
+    ours = counting(recorded, {"world_size": 2}, fadd=NCU_FADD + ALL_REDUCE)
+    found = check(replace(ours, regions=regions), ncu("shutil.copy(real, log)"))
+    assert kernel_row(found, FADD).agrees is agrees
+    assert ("nccl kernels" in found.left_out) is (agrees is None)
+
+
+def test_nccl_is_not_mentioned_to_one_process(recorded, ncu):
+    found = check(recorded, ncu("shutil.copy(real, log)"))
+    assert "nccl" not in crosscheck.text(found)
+
+
+# -- Seeds --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "told"), [(None, True), (0, False)])
+def test_a_count_that_differs_without_a_seed_says_so(recorded, ncu, seed, told):
+    ours = counting(recorded, {"world_size": 1, "seed": seed})
+    found = check(ours, ncu("shutil.copy(real, log)"))
+    row = kernel_row(found, FADD)
+    assert row.agrees is False
+    assert ("names no seed" in (row.reason or "")) is told
+    others = [other.reason or "" for other in found.counters if other.metric != FADD]
+    assert not any("seed" in reason for reason in others)
+
+
 def test_a_bracket_of_several_steps_is_named(recorded, logs):
     imported = import_files([logs / "kernel-replay.csv"])
     many = {name: 10 * value for name, value in imported.counters.items()}
@@ -229,7 +343,10 @@ def test_the_comparison_becomes_part_of_the_run_file(recorded, ncu, tmp_path, ca
     assert run_verb(recorded, path, ncu("shutil.copy(real, log)")) == 3
     added = Measurement.load(path)
     assert added.crosscheck.command == ("python", "t.py", "--b", "4")
-    assert added.crosscheck.counters == recorded.crosscheck.counters
+    for ours, there in zip(added.crosscheck.counters, recorded.crosscheck.counters, strict=True):
+        # Recorded before a count that differs without a seed was explained.
+        why = verify._NO_SEED if ours.agrees is False else there.reason
+        assert ours == replace(there, reason=why)
     assert replace(added, crosscheck=None) == replace(recorded, crosscheck=None)
     assert "added to" in capsys.readouterr().out
 
@@ -429,6 +546,37 @@ def test_a_hang_is_ended_with_everything_that_it_started(recorded, ncu, tmp_path
     assert not state or state.startswith("Z"), state
 
 
+def test_a_hang_with_a_progress_bar_is_ended(recorded, ncu, monkeypatch):
+    monkeypatch.setattr(ncu_run, "_LEAST_LIMIT", 3.0)
+    monkeypatch.setattr(ncu_run, "_MARGIN", 0.0)
+    body = """
+    while True:
+        print("50%", flush=True)
+        time.sleep(0.2)
+    """
+    started = time.monotonic()
+    found = check(recorded, ncu(body), stall=60.0)
+    assert time.monotonic() - started < 50
+    reason = found.counters[0].reason
+    assert reason.startswith("ncu and the program were stopped after 3 s, far more than this run")
+    assert reason.endswith("; the program's last line: 50%")
+
+
+def test_the_limit_follows_from_the_work(recorded):
+    """140 launches of 0.36 s and 2 x 10 steps of about 5 ms: 50.5 s."""
+    assert verify.price(recorded) == pytest.approx(50.5, abs=0.05)
+    assert ncu_run.limit(50.5) == 1800
+    assert ncu_run.limit(100) == 2000
+    ranks = replace(recorded, workload={"world_size": 4})
+    assert verify.price(ranks) == pytest.approx(202, abs=0.2)
+    # Not traced: one launch in 2 us at most, which are 2500 in 5 ms.
+    untraced = replace(recorded, kernels=None)
+    launches = recorded.timing.median / 2e-6
+    assert 2400 < launches < 2600
+    assert verify.price(untraced) == pytest.approx(0.36 * launches + 0.1, abs=0.05)
+    assert verify.price(replace(untraced, timing=None)) == 0
+
+
 def test_a_program_that_speaks_is_not_stopped(recorded, ncu):
     body = """
     for _ in range(8):
@@ -468,6 +616,108 @@ def test_a_verified_program_marks_one_step_and_ends(monkeypatch, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["step", "step", "step", "start", "step", "stop"]
+
+
+TWO_MEASUREMENTS = """
+    import torch
+    calls = []
+    torch.cuda.profiler.start = lambda: calls.append("start")
+    torch.cuda.profiler.stop = lambda: calls.append("stop")
+    import roofprobe
+    from roofprobe.counters.external import ExternalBackend
+    try:
+        for name in ("A", "B", "C"):
+            result = roofprobe.measure_step(
+                lambda: calls.append(name), name, warmup=1, timed=2, device="cpu",
+                backend=ExternalBackend(lambda: None, name),
+            )
+            assert result.timing is None and not result.rounds
+    finally:
+        print(*calls)
+"""
+
+
+def test_measurements_of_other_names_are_plain_steps():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TWO_MEASUREMENTS)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, external.ENVIRONMENT: external.SOURCE, external.NAME: "B"},
+    )
+    assert done.returncode == 0, done.stderr
+    calls = done.stdout.split()
+    assert set(calls[: calls.index("B")]) <= {"A"}
+    assert calls[calls.index("B") :] == ["B", "B", "B", "start", "B", "stop"]
+    assert external.passed_by(done.stderr) == ["A"]
+
+
+def test_measure_tells_the_name_and_what_was_passed_by_overwrites_nothing(recorded, tmp_path):
+    """The same through ``backend="cupti"``, as a user's program has it."""
+    script = textwrap.dedent(TWO_MEASUREMENTS).replace(
+        "ExternalBackend(lambda: None, name)", '"cupti"'
+    )
+    script = script.replace("import roofprobe\n", "import roofprobe, sys\n", 1).replace(
+        "assert result", "result.save(sys.argv[1] + name)\n        assert result"
+    )
+    script = "import torch\ntorch.cuda.synchronize = lambda *_: None\n" + script
+    kept = recorded.save(f"{tmp_path}/A")
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"{tmp_path}/"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, external.ENVIRONMENT: external.SOURCE, external.NAME: "B"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-6:] == ["B", "B", "B", "start", "B", "stop"]
+    assert Measurement.load(kept) == recorded
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["A"]
+
+
+def test_a_name_that_never_comes_is_one_sentence(recorded, ncu, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(TWO_MEASUREMENTS))
+    body = """
+    import subprocess
+    subprocess.run(sys.argv[sys.argv.index("--metrics") + 2 :], check=True)
+    log.write_text("==PROF== Connected\\n==WARNING== No kernels were profiled.\\n")
+    """
+    found = verify.cross_check(
+        recorded, [sys.executable, str(program)], ncu_run.find_ncu(ncu(body))
+    )
+    judged = [row for row in found.counters if row.tolerance is not None]
+    assert all(row.agrees is False for row in judged)
+    reason = (
+        "the program measured 'A', 'B', 'C' and never 'alexnet batch 64', which the run file is "
+        "of, so ncu counted nothing: give the command that was measured, with the same arguments"
+    )
+    assert {row.reason for row in found.counters} == {reason}
+
+
+def test_the_records_name_goes_to_the_program(recorded, ncu, tmp_path, monkeypatch):
+    monkeypatch.delenv(external.NAME, raising=False)
+    seen = tmp_path / "seen"
+    said = []
+    body = f"""
+    with open("{seen}", "a") as out:
+        print(os.environ["{external.NAME}"], file=out)
+    shutil.copy(real, log)
+    """
+    check(recorded, ncu(body), say=said.append)
+    assert seen.read_text() == "alexnet batch 64\nalexnet batch 64\n"
+    assert external.NAME not in os.environ
+    assert "the first measurement of the program that is called 'alexnet batch 64'" in said[0]
+
+
+@pytest.mark.parametrize("name", ["step", "größer\n= 2", "a\0b", "half \ud800"])
+def test_any_name_comes_through_the_environment(monkeypatch, capsys, name):
+    monkeypatch.setenv(external.NAME, "another")
+    with external.only(name):
+        assert os.environ[external.NAME].isascii()
+        assert external.ExternalBackend(lambda: None, name).prepare([]).passes == 1
+        with pytest.raises(CountersBusyError, match="is another one"):
+            external.ExternalBackend(lambda: None, name + "!").prepare([])
+    assert os.environ[external.NAME] == "another"
+    assert len(external.passed_by(capsys.readouterr().err)) == 1
 
 
 def test_only_verify_makes_it_so(monkeypatch):

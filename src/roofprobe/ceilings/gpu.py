@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Literal
 
@@ -10,7 +11,7 @@ import torch
 
 from roofprobe.ceilings import fma, gemm, memory, nvml
 from roofprobe.ceilings.bench import FAILURES, Reading, best_of, reason_of
-from roofprobe.ceilings.roofs import DRAM_COPY, DRAM_READ, DRAM_WRITE, Ceilings
+from roofprobe.ceilings.roofs import DRAM_COPY, DRAM_READ, DRAM_WRITE, L1_READ, Ceilings
 from roofprobe.environment import collect, now_utc
 from roofprobe.record import MeasuredRoof
 from roofprobe.units import percent, si
@@ -91,7 +92,9 @@ def run_parts(
                 left_out[name] = reason_of(error)
             else:
                 roofs.append(_roof(name, limits, reading))
-            torch.cuda.empty_cache()
+            # A fault of the device makes every later call fail: what was measured stands.
+            with suppress(*FAILURES):
+                torch.cuda.empty_cache()
     except KeyboardInterrupt:
         done = {roof.name for roof in roofs} | left_out.keys()
         left_out |= {name: "interrupted" for name, _, _ in parts if name not in done}
@@ -114,6 +117,12 @@ def judged(ceilings: Ceilings) -> Ceilings:
         reasons[L2_READ] = (
             f"no footprint below the size of L2 is read faster ({si(l2, 'B/s')}) than DRAM "
             f"({si(dram, 'B/s')})"
+        )
+    l1, outer = value.get(L1_READ), max(l2 or 0.0, dram or 0.0)
+    if l1 and l1 <= outer:
+        reasons[L1_READ] = (
+            f"what fits in L1 is read no faster ({si(l1, 'B/s')}) than what does not "
+            f"({si(outer, 'B/s')}): L1 does not hold it"
         )
     return dataclasses.replace(
         ceilings,
@@ -143,6 +152,7 @@ def _parts(device: torch.device, chip: str | None, budget: int) -> Iterator[Part
     for name in (DRAM_COPY, DRAM_READ, DRAM_WRITE):
         yield name, {"level": "dram"}, partial(dram, name)
     yield L2_READ, {"level": "l2"}, partial(memory.l2_reading, device)
+    yield L1_READ, {"level": "l1"}, partial(memory.l1_reading, device)
 
 
 def _roof(name: str, limits: dict[str, str], reading: Reading) -> MeasuredRoof:

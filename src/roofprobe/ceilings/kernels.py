@@ -1,4 +1,4 @@
-"""CUDA kernels for roofs that no library call stands for: FMA chains and reads past L1.
+"""CUDA kernels for roofs that no library call stands for: FMA chains, reads of L1 and past it.
 
 They are compiled at run time by NVRTC, which libtorch_cuda links, so it is in the process of
 every PyTorch for CUDA and no toolkit, compiler or further package is needed. Its C interface and
@@ -24,6 +24,9 @@ from roofprobe.ceilings.roofs import UnavailableError
 _CHAINS: Final = 8  # independent, so that the latency of one FMA is hidden
 _STEPS: Final = 64  # 512 FMAs for 3 instructions of loop: 0.6% at most
 LOADS: Final = 4  # of 16 bytes in flight a thread
+# Which a thread reads in turn: 16 KiB a block, 64 KiB an SM that holds four blocks. The smallest
+# data cache from Volta on is Turing's, 96 KiB, and its SM holds two.
+_L1_PIECES: Final = 2
 _FMA_THREADS: Final = 256
 _READ_THREADS: Final = 512
 
@@ -73,12 +76,38 @@ read_global(const uint4* data, unsigned count, unsigned groups, unsigned* sink) 
   }}
   if (seen == 0x9e3779b9u) *sink = seen;
 }}
+
+// Every block reads 16 KiB of its own again and again. Loads are relaxed at the scope of the block,
+// which L1 may answer. ld.global.ca becomes the same instruction (LDG.STRONG.SM), but the assembler
+// moves it and weak loads out of the loop, since their addresses stay the same.
+extern "C" __global__ void __launch_bounds__({_READ_THREADS})
+read_l1(const uint4* data, unsigned groups, unsigned* sink) {{
+  const uint4* own = data + blockIdx.x * {_READ_THREADS * _L1_PIECES}u + threadIdx.x;
+  unsigned seen = 0;
+  #pragma unroll 1
+  for (unsigned i = 0; i < groups; ++i) {{
+    uint4 v[{LOADS}];
+    #pragma unroll
+    for (int k = 0; k < {LOADS}; ++k)
+      asm volatile("ld.relaxed.cta.global.v4.u32 {{%0, %1, %2, %3}}, [%4];"
+                   : "=r"(v[k].x), "=r"(v[k].y), "=r"(v[k].z), "=r"(v[k].w)
+                   : "l"(own + k % {_L1_PIECES} * {_READ_THREADS}));
+    #pragma unroll
+    for (int k = 0; k < {LOADS}; ++k) seen ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+  }}
+  if (seen == 0x9e3779b9u) *sink = seen;
+}}
 """
 # Without it the compiler makes an FMA of the seed's product and difference, which would count.
 _OPTIONS: Final = ("--fmad=false",)
 
 FMA_FLOP_A_ROUND: Final = 2 * _CHAINS * _STEPS  # of each thread; 1 FMA = 2 FLOP
 PIECE_BYTE: Final = 16  # that a thread loads at once
+L1_BLOCK_BYTE: Final = _READ_THREADS * _L1_PIECES * PIECE_BYTE  # that a block reads again and again
+
+# cuda.h: CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT and CU_SHAREDMEM_CARVEOUT_MAX_L1.
+_CARVEOUT: Final = 9
+_MAX_L1: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +169,36 @@ def reads(device: torch.device, data: torch.Tensor, total: int) -> Launch:
     return Launch(run, groups * group_byte)
 
 
+def l1_byte(device: torch.device) -> int:
+    """Bytes that the blocks of ``l1_reads`` read together."""
+    return _kernel(device.index or 0, "read_l1", _READ_THREADS).blocks * L1_BLOCK_BYTE
+
+
+def l1_group_byte(device: torch.device) -> int:
+    """Bytes that ``l1_reads`` loads at a time: what one launch loads is a multiple."""
+    return _kernel(device.index or 0, "read_l1", _READ_THREADS).threads * PIECE_BYTE * LOADS
+
+
+def l1_reads(device: torch.device, data: torch.Tensor, total: int) -> Launch:
+    """Loads that L1 answers: each block reads its own ``L1_BLOCK_BYTE`` over and over.
+
+    Args:
+        device: The GPU.
+        data: What is read: contiguous, ``l1_byte`` or more.
+        total: About how many bytes one launch loads.
+
+    Raises:
+        UnavailableError: it cannot be compiled or loaded.
+    """
+    kernel = _kernel(device.index or 0, "read_l1", _READ_THREADS)
+    assert kernel.blocks * L1_BLOCK_BYTE <= data.nbytes and data.is_contiguous()
+    kernel.prefer_l1()
+    group_byte = l1_group_byte(device)
+    groups = max(1, total // group_byte)
+    sink = torch.zeros(1, dtype=torch.int32, device=device)
+    return Launch(kernel.bind(device, data, ctypes.c_uint(groups), sink), groups * group_byte)
+
+
 class _Kernel:
     """A loaded kernel with a grid that fills the GPU exactly once."""
 
@@ -160,8 +219,15 @@ class _Kernel:
             )
         # More blocks than fit would run in a second, half empty wave.
         sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-        self._blocks = blocks.value * sm_count
-        self.threads = self._blocks * block
+        self.blocks = blocks.value * sm_count
+        self.threads = self.blocks * block
+
+    def prefer_l1(self) -> None:
+        """Asks for the largest L1 that shared memory leaves."""
+        # A wish, whose refusal costs bandwidth at most: the status says nothing of use.
+        self._driver.cuFuncSetAttribute(
+            self._function, ctypes.c_int(_CARVEOUT), ctypes.c_int(_MAX_L1)
+        )
 
     def bind(self, device: torch.device, *arguments: object) -> Callable[[], None]:
         """A call that launches the kernel; tensors stand for their addresses and are kept."""
@@ -177,7 +243,7 @@ class _Kernel:
             assert kept
             stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
             one = ctypes.c_uint(1)
-            grid = (ctypes.c_uint(self._blocks), one, one)
+            grid = (ctypes.c_uint(self.blocks), one, one)
             block = (ctypes.c_uint(self._block), one, one)
             status = self._driver.cuLaunchKernel(
                 self._function, *grid, *block, ctypes.c_uint(0), stream, pointers, None

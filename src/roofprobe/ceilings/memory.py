@@ -1,4 +1,4 @@
-"""Ways to the roofs of memory: DRAM copied, read and written, and reads that stay in L2.
+"""Ways to the roofs of memory: DRAM copied, read and written, and reads that stay in L2 or L1.
 
 A copy counts its bytes twice, read and written. DRAM buffers are far larger than L2, so that
 next to nothing of a pass is still there in the following one.
@@ -12,11 +12,18 @@ from typing import Final
 import torch
 
 from roofprobe.ceilings import kernels
-from roofprobe.ceilings.bench import Reading, Way, look, read, sustained
+from roofprobe.ceilings.bench import Reading, Way, best_of, look, read, sustained
 from roofprobe.ceilings.gemm import random
-from roofprobe.ceilings.roofs import DRAM_COPY, DRAM_READ, DRAM_WRITE, UnavailableError
-from roofprobe.units import GIB
+from roofprobe.ceilings.roofs import (
+    DRAM_COPY,
+    DRAM_READ,
+    DRAM_WRITE,
+    L1_BYTE_A_CLOCK,
+    UnavailableError,
+)
+from roofprobe.units import GIB, number, si
 
+_KIB: Final = 2**10
 _MIB: Final = 2**20
 _BUFFER: Final = 4 * GIB  # 80 times the largest L2 that an H200 could hold
 _OVER_L2: Final = 8  # least size of a DRAM buffer, in L2s
@@ -25,6 +32,10 @@ _OVER_L2: Final = 8  # least size of a DRAM buffer, in L2s
 _FOOTPRINTS: Final = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 5 / 16, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 _PLATEAU: Final = 0.95  # of the best footprint's rate
 _L2_TOTAL: Final = 8 * GIB  # loaded by one launch: a millisecond or more
+_L1_TOTAL: Final = 32 * GIB  # likewise
+# Over what L1 delivers at the clock that was read, from which on loads are missing: a compiler that
+# drops some drops half of them or more, and the clock is read around the bursts, not in them.
+_TOO_FAST: Final = 1.5
 
 
 def dram_ways(device: torch.device, memory: int) -> Mapping[str, list[Way]]:
@@ -122,6 +133,44 @@ def l2_rates(device: torch.device) -> dict[int, float]:
 def l2_byte(device: torch.device) -> int:
     """Size of L2 as the device reports it, bytes; 0 where it does not."""
     return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
+
+
+def l1_reading(device: torch.device) -> Reading:
+    """The rate of reads that stay in L1.
+
+    Raises:
+        UnavailableError: the kernel cannot be compiled or loaded, or runs faster than L1 can.
+    """
+    reading = best_of([_l1_way(device)], device)
+    if reading.clock is not None:
+        byte = reading.value / _sm_count(device) / reading.clock
+        if byte > _TOO_FAST * L1_BYTE_A_CLOCK:
+            raise UnavailableError(
+                f"{number(byte, 3)} bytes a clock and SM, at the {si(reading.clock, 'Hz')} that "
+                f"NVML read, are more than the {L1_BYTE_A_CLOCK} of L1: loads are missing, or the "
+                "clock is wrong"
+            )
+    return reading
+
+
+def _l1_way(device: torch.device) -> Way:
+    def prepare() -> Callable[[], object]:
+        numbers = random((byte // 4,), torch.float32, device, 0)
+        return kernels.l1_reads(device, numbers, _L1_TOTAL).run
+
+    byte = kernels.l1_byte(device)
+    group = kernels.l1_group_byte(device)
+    block, sm = kernels.L1_BLOCK_BYTE // _KIB, byte // _sm_count(device) // _KIB
+    return Way(
+        "own kernel, reads only, 16-byte loads that L1 answers (ld.relaxed.cta), "
+        f"{block} KiB a block, {sm} KiB an SM",
+        max(1, _L1_TOTAL // group) * group,
+        prepare,
+    )
+
+
+def _sm_count(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _l2_way(device: torch.device, size: int) -> Way:

@@ -10,6 +10,11 @@ from roofprobe.record import MeasuredRoof
 DRAM_COPY: Final = "DRAM copy"
 DRAM_READ: Final = "DRAM read"
 DRAM_WRITE: Final = "DRAM write"
+L1_READ: Final = "L1 read"
+
+# The interface through which L1 hands data to an SM is this wide from Volta on, and half of it on
+# Turing. roofline names the sources.
+L1_BYTE_A_CLOCK: Final = 128
 
 
 class UnavailableError(RoofprobeError):

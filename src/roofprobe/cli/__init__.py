@@ -1,27 +1,12 @@
 """The ``roofprobe`` command: one verb a module, each with ``add_parser`` and ``run``."""
 
-import argparse
-import errno
-import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from roofprobe.cli import (
-    ceilings,
-    compare,
-    doctor,
-    evaluate,
-    import_ncu,
-    kernels,
-    metrics,
-    plot,
-    report,
-    verify,
-)
-from roofprobe.errors import RoofprobeError, UsageError
+from roofprobe.cli.signals import Signals, complain, drop_unwritten, words
 
-_VERBS = (doctor, metrics, ceilings, evaluate, import_ncu, verify, kernels, report, plot, compare)
-_WITH_COMMAND = (verify.VERB, kernels.VERB)
+# All else is imported by ``main``, so that Ctrl-C in the meantime gets its sentence too.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,19 +14,68 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 for a failure, 2 for wrong usage, 3 when a gate of ``compare`` trips
-        or ``verify`` finds a difference.
+        or ``verify`` finds a difference, 128 and the number of the signal that ended it.
     """
+    given = list(sys.argv[1:] if argv is None else argv)
+    with Signals() as signals:
+        try:
+            status = _main(given)
+        except KeyboardInterrupt:
+            signals.came = signals.came or signal.SIGINT
+        except BaseException:
+            # In the middle of an import, a library may have made another exception of it.
+            if signals.came is None:
+                raise
+        if signals.came is None:
+            return status
+        verb = " ".join(["roofprobe", *given[:1]])
+        complain(
+            f"roofprobe: {words(signals.came)}: {verb} did not get to its end; what was written "
+            "stays"
+        )
+        drop_unwritten(sys.stdout, sys.stderr)
+        return 128 + signals.came
+
+
+def _main(given: list[str]) -> int:
+    import argparse
+    import errno
+
+    from roofprobe.cli import (
+        ceilings,
+        compare,
+        doctor,
+        evaluate,
+        import_ncu,
+        kernels,
+        metrics,
+        plot,
+        report,
+        verify,
+    )
+    from roofprobe.errors import RoofprobeError, UsageError
+
     parser = argparse.ArgumentParser(
         prog="roofprobe",
         description="What a GPU really did during PyTorch training. "
         "To measure a torchvision model: python -m roofprobe.train -a resnet18 --dummy",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    for verb in _VERBS:
+    for verb in (
+        doctor,
+        metrics,
+        ceilings,
+        evaluate,
+        import_ncu,
+        verify,
+        kernels,
+        report,
+        plot,
+        compare,
+    ):
         verb.add_parser(verbs)
-    given = list(sys.argv[1:] if argv is None else argv)
     command: list[str] = []
-    if "--" in given and given[0] in _WITH_COMMAND:
+    if "--" in given and given[0] in (verify.VERB, kernels.VERB):
         # argparse cannot keep another program's options apart from those in front of it.
         cut = given.index("--")
         given, command = given[:cut], given[cut + 1 :]
@@ -61,6 +95,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         print(f"roofprobe: error: cannot write the output: {error.strerror}", file=sys.stderr)
-        # What is left in the buffer cannot be written at the end either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten(sys.stdout)
         return 1

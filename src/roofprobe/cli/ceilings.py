@@ -12,10 +12,10 @@ from rich.text import Text
 
 from roofprobe import device
 from roofprobe.ceilings import cache
-from roofprobe.ceilings.roofs import Ceilings, dram_roof
+from roofprobe.ceilings.roofs import L1_READ, Ceilings, dram_roof
 from roofprobe.errors import RecordError, RoofprobeError, UsageError
 from roofprobe.record import Environment, MeasuredRoof
-from roofprobe.roofline import ABOVE_ROOF
+from roofprobe.roofline import ABOVE_ROOF, l1_ceiling
 from roofprobe.units import percent, si
 
 _INTERRUPTED: Final = 130  # as shells have it
@@ -34,7 +34,7 @@ def add_parser(verbs: Any) -> None:
     """Adds the verb."""
     parser = verbs.add_parser(
         "ceilings",
-        help="measure what this GPU reaches: FLOP/s by precision, DRAM and L2 bandwidth",
+        help="measure what this GPU reaches: FLOP/s by precision, DRAM, L2 and L1 bandwidth",
         description="Runs microbenchmarks (50 s on an H200), or shows what they gave before "
         "under the same driver, PyTorch and clock settings. Without a GPU, measures the CPU.",
     )
@@ -107,7 +107,7 @@ def text(ceilings: Ceilings, environment: Environment, *, width: int = _WIDTH) -
             percent(roof.value / peak if peak else None),
         )
     console.print(table)
-    for line in _remarks(ceilings, spec):
+    for line in _remarks(ceilings, spec, environment.device_kind):
         console.print(line)
     console.print(_FOOTERS[environment.device_kind])
     buffer = console.file
@@ -115,16 +115,24 @@ def text(ceilings: Ceilings, environment: Environment, *, width: int = _WIDTH) -
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def _remarks(ceilings: Ceilings, spec: device.DeviceSpec | None) -> Iterator[str]:
+def _remarks(ceilings: Ceilings, spec: device.DeviceSpec | None, kind: str) -> Iterator[str]:
     for roof in ceilings.roofs:
         yield f"{roof.name}: {roof.method}"
     for name, reason in ceilings.left_out.items():
         yield f"n/a: {name}: {reason}"
+    if kind == "cuda" and not _has(ceilings, L1_READ):
+        yield (
+            f"n/a: {L1_READ}: these ceilings were kept by a roofprobe that did not measure it; "
+            "measure anew with --fresh"
+        )
     dram = dram_roof(ceilings.roofs)
     if dram is not None and len([roof for roof in ceilings.roofs if roof.level == "dram"]) > 1:
         yield f"DRAM roof to judge work by: {dram.name}, the better of copy and read."
     if spec is not None:
         yield f"Datasheet: {spec.name}, dense peaks, seen {spec.seen}: {', '.join(spec.source)}"
+    l1 = l1_ceiling(spec) if spec is not None else None
+    if l1 is not None and any(roof.level == "l1" for roof in ceilings.roofs):
+        yield f"Datasheet of L1: {l1.detail}"
     for roof in ceilings.roofs:
         peak = _peak(roof, spec)
         if peak is not None and roof.value > ABOVE_ROOF * peak:
@@ -146,7 +154,14 @@ def _peak(roof: MeasuredRoof, spec: device.DeviceSpec | None) -> float | None:
         return None
     if roof.level == "dram":
         return spec.memory_byte_per_s
+    if roof.level == "l1":
+        l1 = l1_ceiling(spec)
+        return l1.value if l1 is not None else None
     return spec.peaks.get(roof.path) if roof.path is not None else None
+
+
+def _has(ceilings: Ceilings, name: str) -> bool:
+    return name in ceilings.left_out or any(roof.name == name for roof in ceilings.roofs)
 
 
 def _unit(roof: MeasuredRoof) -> str:

@@ -3,12 +3,15 @@
 import argparse
 import importlib.metadata
 import sys
+import tempfile
 import time
-from typing import Any
+from typing import Any, Final
 
 from roofprobe.doctor import gather, report
 from roofprobe.doctor.judgement import judge, may_measure
-from roofprobe.errors import UsageError
+from roofprobe.errors import RoofprobeError, UsageError
+
+_MEMORY: Final = "/dev/shm"  # takes files where the disk is full, or a container's is read-only
 
 
 def add_parser(verbs: Any) -> None:
@@ -33,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Asks, judges and prints."""
     if arguments.gpu < 0:
         raise UsageError(f"GPU {arguments.gpu} was asked for; they are numbered from 0")
+    _find_room()
     facts = gather.gather(arguments.gpu, say=_say)
     if may_measure(facts) and not arguments.no_self_test:
         facts = gather.run_self_test(facts, say=_say)
@@ -46,6 +50,29 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print((report.to_json if arguments.json else report.to_text)(found), end="")
     return 0 if found.ok else 1
+
+
+def _find_room() -> None:
+    """Finds a folder for the few lines that the checks leave there.
+
+    Raises:
+        RoofprobeError: there is none.
+    """
+    try:
+        tempfile.gettempdir()
+        return
+    except OSError as error:
+        why = error.strerror or str(error)
+    tempfile.tempdir = _MEMORY
+    try:
+        with tempfile.TemporaryFile() as stream:
+            stream.write(b"a little")
+    except OSError as error:
+        raise RoofprobeError(
+            "the checks leave their answers in a small file, and there is no place for it: "
+            f"{why}; {_MEMORY}: {error.strerror}; free some space, or name a folder that can be "
+            "written to in TMPDIR"
+        ) from None
 
 
 def _say(line: str) -> None:

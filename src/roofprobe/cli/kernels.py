@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     record = Measurement.load(path)
     planned = kernel_counters.plan(record, arguments.top)
     ncu = ncu_run.find_ncu(arguments.ncu)
-    print(f"=> {price(planned)}", flush=True)
+    ncu_options.require_place(path)
+    ncu_options.say(f"=> {price(planned)}")
     most = planned.price[1]
     if most > _LONG and not arguments.yes:
         raise UsageError(
@@ -65,11 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     record = kernel_counters.count(
         record, planned, arguments.command, ncu, logs=arguments.logs, stall=arguments.stall
     )
-    record.save(path)
     assert record.regions is not None
     assert record.regions.counted is not None
-    print("\n" + text(record, record.regions.counted), end="")
-    print(f"added to {path}")
+    ncu_options.add_to(path, record, text(record, record.regions.counted))
     return 0
 
 
@@ -81,7 +80,8 @@ def price(planned: Plan) -> str:
     return (
         f"ncu replays {number(planned.launches)} launches of {len(planned.asked)} kernels{beside} "
         f"for {len(planned.metrics)} metrics (8 passes each on an H200): about {least:.0f} to "
-        f"{most:.0f} s, and the program's own time up to the measured step"
+        f"{most:.0f} s, the steps before the measured one included; the program's start (imports, "
+        "data) comes on top"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from roofprobe import crosscheck, ncu_run, verify
 from roofprobe.cli import ncu_options
-from roofprobe.record import Measurement
+from roofprobe.record import CrossCheck, Measurement
 
 VERB: Final = "verify"
 
@@ -16,9 +16,10 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         VERB,
         help="compare a run's counters with Nsight Compute's",
-        description="Runs the program twice more, under ncu, up to the step that roofprobe.measure "
-        "measured, and compares counter by counter. The comparison is added to RUN. Exit code 0 "
-        "when all agree, 3 when something does not.",
+        description="Runs the program again under ncu, each time up to the step that "
+        "roofprobe.measure measured: once while ncu replays that step's kernels, and then once for "
+        "each pass that ncu needs for the bytes. Compares counter by counter and adds the "
+        "comparison to RUN. Exit code 0 when all agree, 3 when something does not.",
         usage="roofprobe verify RUN [options] -- COMMAND [ARGUMENT ...]",
     )
     ncu_options.add(parser)
@@ -52,15 +53,18 @@ def verify_file(
     """
     record = Measurement.load(path)
     verify.require_comparable(record)  # before anybody is asked to install ncu for it
-    check = verify.cross_check(
-        record,
-        command,
-        ncu_run.find_ncu(ncu),
-        logs=logs,
-        stall=stall,
-        say=lambda line: print(line, flush=True),
-    )
-    verify.applied(record, check).save(path)
-    print("\n" + crosscheck.text(check), end="")
-    print(f"added to {path}")
+    ncu_options.require_place(path)
+    try:
+        check = verify.cross_check(
+            record, command, ncu_run.find_ncu(ncu), logs=logs, stall=stall, say=ncu_options.say
+        )
+    except verify.InterruptedCheck as stopped:
+        if record.crosscheck is None:  # an earlier one is whole
+            _keep(path, record, stopped.check)
+        raise
+    _keep(path, record, check)
     return 0 if check.agrees else 3
+
+
+def _keep(path: Path, record: Measurement, check: CrossCheck) -> None:
+    ncu_options.add_to(path, verify.applied(record, check), crosscheck.text(check))

@@ -3,8 +3,10 @@
 What may be compared:
     Records whose counters mean different things (a model's against the hardware's) are refused.
     Other work (model, batch size, ranks) or another GPU is labelled: the figures stand, but why
-    they differ cannot be read from them, so no cause is named, and gates refuse it. All other
-    settings (precision, versions) are labelled as what may have caused the change.
+    they differ cannot be read from them, so no cause is named, and gates refuse it. Where a batch
+    size is not known, a note says so; FLOP that differ by more than a few percent are then taken
+    for other work, and gates still hold. All other settings (precision, versions) are labelled as
+    what may have caused the change.
 """
 
 from dataclasses import dataclass

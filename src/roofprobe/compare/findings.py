@@ -11,6 +11,7 @@ from typing import Final
 from roofprobe import metrics
 from roofprobe.compare.change import Change
 from roofprobe.compare.quantities import BYTES, IDLE
+from roofprobe.compare.setups import seen_autocast, without_batch_size
 from roofprobe.judge import Verdict, verdict
 from roofprobe.record import Measurement
 from roofprobe.roofline import path_name
@@ -19,11 +20,17 @@ from roofprobe.units import number, percent
 # Below this a change is stated, and no cause is named. A choice.
 _TELLING: Final = 0.02
 
+# FLOP that differ by more are those of another amount of work, unless the batch sizes say that
+# they are not. A choice: algorithms for the same result differ by as much, too.
+_MORE_WORK: Final = 0.03
+
 # Settings of PyTorch that decide in which precision a step computes.
 _WIDTHS: Final = (
-    "autocast",
+    "autocast_dtype",
     "default_dtype",
     "cudnn_allow_tf32",
+    "cudnn_conv_fp32_precision",
+    "cudnn_rnn_fp32_precision",
     "matmul_allow_tf32",
     "float32_matmul_precision",
 )
@@ -47,8 +54,15 @@ def findings(
         known = any(change.fraction is not None for change in changes.values())
         yield "nothing changed beyond noise" if known else "no quantity has a value in both runs"
         return
+    other = _may_be_other_work(changes["flop"], before, after)
+    like = like and not other
     yield from _most(changes)
     yield from _arithmetic(changes, like=like)
+    if other:
+        yield (
+            f"FLOP differ by more than {percent(_MORE_WORK)}, and not both batch sizes are known: "
+            "they may differ, so no cause is named"
+        )
     yield from _memory(changes, like=like, same_width=_same_width(changes, before, after))
     yield from _launching(changes, before, after, like=like)
     yield from _time(changes, like=like)
@@ -56,13 +70,23 @@ def findings(
 
 
 def _same_width(changes: Mapping[str, Change], before: Measurement, after: Measurement) -> bool:
-    """False where elements may have become wider or narrower: bytes then change without passes."""
-    first, second = (
-        (*map(record.environment.precision.get, _WIDTHS), record.workload.get("amp"))
-        for record in (before, after)
-    )
+    """False where elements may have become wider or narrower: bytes then change without passes.
+
+    Autocast that was not seen is not known to be off, and the type of the model itself is in no
+    setting. What either makes narrower are matrix products, whose FLOP then are on another path.
+    """
     gained, lost = _moves(changes)
-    return first == second and not (gained and lost)
+    return _widths(before) == _widths(after) and not (gained and lost)
+
+
+def _widths(record: Measurement) -> tuple[object, ...]:
+    precision = record.environment.precision
+    return (seen_autocast(record), *map(precision.get, _WIDTHS), record.workload.get("amp"))
+
+
+def _may_be_other_work(flop: Change, before: Measurement, after: Measurement) -> bool:
+    differ = flop.fraction is not None and abs(flop.fraction) > _MORE_WORK
+    return differ and bool(without_batch_size(before, after))
 
 
 def _most(changes: Mapping[str, Change]) -> Iterator[str]:

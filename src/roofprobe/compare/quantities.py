@@ -133,7 +133,7 @@ def _raw_noise(metric: str) -> float:
     row = metrics.TABLE.get(metric)
     if row is None:
         return _NOISE["raw"]
-    if row.kind == "second":
+    if row.kind in ("second", "rate"):
         return _RANGE_TIME_NOISE
     return _NOISE["flop" if row.kind in ("flop", "op") else "byte"]
 
@@ -168,7 +168,8 @@ def _parts(quantity: str, record: Measurement) -> set[str]:
         parts |= {row.name for row in rows if row.path == quantity.removeprefix("flop.")}
     if quantity in (BYTES["dram"], INTENSITY["dram"]):
         # Sectors and bytes, apart or as one counter, are the same traffic.
-        directions = {row.direction for row in rows if row.level == "dram"}
+        counts = ("byte", "sector")
+        directions = {row.direction for row in rows if row.level == "dram" and row.kind in counts}
         parts |= {"read", "write"} if None in directions else {str(way) for way in directions}
     return parts
 

@@ -53,8 +53,10 @@ def differences(before: Measurement, after: Measurement) -> Iterator[Difference]
     for key in dict.fromkeys([*before.workload, *after.workload]):
         effect: Effect = "work" if key in _WORK else "setting"
         facts.append((key, before.workload.get(key), after.workload.get(key), effect))
+    facts.append(("autocast", seen_autocast(before), seen_autocast(after), "setting"))
     for key in dict.fromkeys([*first.precision, *second.precision]):
-        facts.append((key, first.precision.get(key), second.precision.get(key), "setting"))
+        if key != "autocast":
+            facts.append((key, first.precision.get(key), second.precision.get(key), "setting"))
     for key in ("driver", "cuda_driver", "cupti", "torch", "cuda_runtime", "cudnn", "roofprobe"):
         facts.append((key, getattr(first, key), getattr(second, key), "setting"))
     for name, old, new, effect in facts:
@@ -64,8 +66,29 @@ def differences(before: Measurement, after: Measurement) -> Iterator[Difference]
             yield Difference(name, old, new, "setting" if unknown else effect)
 
 
+def seen_autocast(record: Measurement) -> bool | None:
+    """True where autocast was on; None where it is not known, which is all that False says.
+
+    Records once held False for any step that switched it on and off again.
+    """
+    return True if record.environment.precision.get("autocast") else None
+
+
+def without_batch_size(before: Measurement, after: Measurement) -> tuple[str, ...]:
+    """Which of ``before`` and ``after`` do not say their batch size."""
+    sides = (("before", before), ("after", after))
+    return tuple(side for side, record in sides if record.workload.get("batch_size") is None)
+
+
 def notes(before: Measurement, after: Measurement) -> Iterator[str]:
-    """What limits either record."""
+    """What limits either record, and what is not known of both."""
+    silent = without_batch_size(before, after)
+    if silent:
+        who = "neither run says its" if len(silent) > 1 else f"{silent[0]} does not say its"
+        yield (
+            f"{who} batch size, so it is not known whether both did the same amount of work: pass "
+            "workload={'batch_size': ...} to measure()"
+        )
     for side, record in (("before", before), ("after", after)):
         if not record.complete:
             yield (

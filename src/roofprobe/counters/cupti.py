@@ -18,7 +18,7 @@ from typing import Final
 
 from roofprobe import _native, refusals
 from roofprobe import metrics as table
-from roofprobe._location import find_libcupti
+from roofprobe._location import find_libcupti, mixed_up
 from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.errors import (
     CuptiError,
@@ -45,16 +45,18 @@ def _translated(doing: str) -> Iterator[None]:
     except _native.CuptiError as error:
         raise _refused(f"{doing}: {error}", error.code) from None
     except (_native.LibraryError, _native.DriverError) as error:
-        raise CuptiLibraryError(f"{doing}: {error}") from None
+        mixed = mixed_up()
+        raise CuptiLibraryError(f"{doing}: {error}{f'; {mixed}' if mixed else ''}") from None
 
 
 def _refused(what: str, code: int | None) -> CuptiError:
     """The error for a CUPTI status, with its cause, the remedy and every version that matters."""
-    refusal = refusals.of_status(code, wsl=refusals.under_wsl())
-    if refusal is None:
-        hint = "try a smaller metric set (--metrics memory) or --backend analytic"
-        return CuptiError(f"{what}; {hint} ({_versions()})", code)
-    return refusal.kind(f"{what}; {refusal.cause}: {refusal.fix} ({_versions()})", code)
+    refusal, versions = refusals.met(code), _versions()  # which has loaded the driver, or its stub
+    mixed = mixed_up() if refusal is None or refusal.kind is CuptiError else None
+    if refusal is None or mixed is not None:
+        hint = mixed or "try a smaller metric set (--metrics memory) or --backend analytic"
+        return CuptiError(f"{what}; {hint} ({versions})", code)
+    return refusal.kind(f"{what}; {refusal.cause}: {refusal.fix} ({versions})", code)
 
 
 def _versions() -> str:

@@ -5,16 +5,25 @@ The program's own ``measure`` then attaches nothing: it warms up and times as ev
 step with the CUDA profiler's start and stop, and ends the program there. Going on would only
 repeat the program for every pass of ncu's, and let it write over what it wrote when it was
 measured.
+
+A program may measure several things, and the run file is of one of them: ``NAME`` says which.
+Measurements of other names before it are plain steps.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from roofprobe.counters import Plan, RoundCounters
+from roofprobe.errors import CountersBusyError
 
 ENVIRONMENT: Final = "ROOFPROBE_COUNTED_BY"
+NAME: Final = "ROOFPROBE_COUNTED_NAME"
 SOURCE: Final = "ncu"
+
+_PASSED_BY: Final = "roofprobe: passed by without counters, as the run file is of another: "
 
 
 def requested() -> bool:
@@ -22,22 +31,61 @@ def requested() -> bool:
     return os.environ.get(ENVIRONMENT) == SOURCE
 
 
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """Programs that are started in here mark the measurement of that name, and no other one."""
+    before = os.environ.get(NAME)
+    os.environ[NAME] = _spelled(name)
+    try:
+        yield
+    finally:
+        del os.environ[NAME]
+        if before is not None:
+            os.environ[NAME] = before
+
+
+def passed_by(output: str) -> list[str]:
+    """Names of measurements that a program passed by, from what it printed."""
+    found = (line.partition(_PASSED_BY) for line in output.splitlines())
+    return list(dict.fromkeys(name for _, mark, name in found if mark))
+
+
+def _spelled(name: str) -> str:
+    """A name in ASCII: an environment holds no NUL, and any locale reads it back."""
+    # Halves of surrogate pairs as a record spells them.
+    return name.encode("utf-8", "backslashreplace").decode().encode("unicode_escape").decode()
+
+
 class ExternalBackend:
     """Marks one step for a profiler around this process (see ``CounterBackend``).
 
     Args:
         synchronize: Waits until the device has finished.
+        name: Of the measurement; None for one that is marked whatever its name.
     """
 
     source = SOURCE
     chip = None
 
-    def __init__(self, synchronize: Callable[[], None]) -> None:
+    def __init__(self, synchronize: Callable[[], None], name: str | None = None) -> None:
         self._synchronize = synchronize
+        self._name = name
         self._open = False
 
     def prepare(self, metrics: Sequence[str]) -> Plan:
-        """One pass: the other profiler repeats the program where it needs more."""
+        """One pass: the other profiler repeats the program where it needs more.
+
+        Raises:
+            CountersBusyError: the other profiler waits for a measurement of another name. The steps
+                then go on, as beside any profiler that has the counters.
+        """
+        wanted = os.environ.get(NAME)
+        if self._name is not None and wanted not in (None, _spelled(self._name)):
+            print(_PASSED_BY + _spelled(self._name), file=sys.stderr, flush=True)
+            raise CountersBusyError(
+                f"this program runs under {SOURCE} for its measurement {wanted!r}, and "
+                f"{self._name!r} is another one"
+            )
         return Plan((), 1)
 
     def open(self) -> None:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -130,16 +131,24 @@ class GpmReader:
             return None
 
     def others_at_work(self, since: float) -> Sequence[int] | None:
-        """Other processes whose kernels ran since a time (epoch, s); None where NVML is silent."""
+        """Other processes whose kernels ran since a time (epoch, s); None where it is not known."""
         nvml = self._nvml
         try:
             seen = nvml.nvmlDeviceGetProcessUtilization(self._handle, int(since * 1e6))
         except nvml.NVMLError:
             return None
-        busy = {each.pid: each.smUtil for each in seen if each.smUtil}
-        # In a container NVML may know this process by another number: it is the busiest then.
-        own = os.getpid() if os.getpid() in busy else max(busy, key=lambda p: busy[p], default=None)
-        return sorted(pid for pid in busy if pid != own)
+        busy = {each.pid for each in seen if each.smUtil}
+        # In a container NVML may list numbers from outside of it, of which one can be this process.
+        if busy and os.getpid() not in busy and not busy & _processes():
+            return None
+        return sorted(busy - {os.getpid()})
+
+
+def _processes() -> set[int]:
+    """Numbers of the processes that this one can see."""
+    with suppress(OSError):
+        return {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
+    return set()
 
 
 class MeanClock:

@@ -9,12 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-# Processes that may hold counters, as /proc/PID/comm has them, which ends after 15 letters.
-DCGM: Final = ("nv-hostengine", "dcgm-exporter", "dcgmi")
-PROFILERS: Final = tuple(
-    name[:15] for name in ("nsys", "nsys-launcher", "ncu", "nv-nsight-cu-cli", "compute-sanitizer")
-)
-
 # linux/capability.h
 _CAPABILITIES: Final = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38}
 _MIB: Final = 2**20
@@ -50,7 +44,7 @@ class Host:
         own_user_namespace: The process lives in a user namespace of its own, in which its
             capabilities mean nothing to the driver.
         container: What shows that this is a container.
-        processes: Names of running processes that may hold counters.
+        processes: Running processes that may hold or share counters (``refusals.processes``).
         mps_pipe: Where a daemon of the Multi-Process Service listens.
         environment: Environment variables that matter.
         stubs: Stub libcuda files in folders of LD_LIBRARY_PATH.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +42,6 @@ _VARIABLES: Final = (
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN",
     "KINETO_USE_DAEMON",
 )
-_PROCESSES: Final = (*facts.DCGM, *facts.PROFILERS, refusals.MPS_PROCESS)
 _QUERY: Final = (
     "index,name,uuid,compute_cap,memory.total,clocks.max.sm,clocks.max.memory,"
     "clocks.applications.graphics,power.limit,mig.mode.current"
@@ -99,7 +98,7 @@ def _host() -> Host:
         capabilities=facts.capabilities(status),
         own_user_namespace=facts.own_user_namespace(_read("/proc/self/uid_map")),
         container=facts.container(files, cgroup, mounts, os.environ),
-        processes=tuple(sorted(set(_processes()) & set(_PROCESSES))),
+        processes=refusals.processes(),
         mps_pipe=str(control) if control is not None else None,
         environment=_environment(),
         stubs=tuple(path for path in _in(folders, "libcuda.so*") if facts.is_stub(path)),
@@ -129,11 +128,6 @@ def _in(folders: Sequence[Path], pattern: str) -> tuple[str, ...]:
             for path in sorted(folder.glob(pattern)):
                 found[str(path if facts.is_stub(str(path)) else path.resolve())] = None
     return tuple(found)
-
-
-def _processes() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        yield _read(str(path)).strip()
 
 
 # -- Other programs -----------------------------------------------------------------------

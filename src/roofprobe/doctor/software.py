@@ -241,11 +241,13 @@ def kernel_records(state: State) -> Iterator[Finding]:
             "pip install cupti-python",
         )
     elif ours is not None and major(version) != ours:
+        # What roofprobe requires is for CUDA 13; pip reports that the other differs, and keeps it.
+        report = " (pip then reports that roofprobe requires another one)" if ours < 13 else ""
         yield warn(
             "kernel records",
             f"cupti-python {version} is for CUPTI {major(version)}, and this is CUPTI {ours}: "
             "kernel times are n/a",
-            f"pip install 'cupti-python=={ours}.*'",
+            f"pip install 'cupti-python=={ours}.*'{report}",
         )
     else:
         yield ok("kernel records", f"cupti-python {version}")

@@ -198,6 +198,8 @@ def import_files(
     unavailable = _unavailable(launches, {**launches.unusable, **parts.unusable}, told)
     reasons = dict(parts.reasons)
     warnings = [*_said(contents), *work.warnings, *parts.warnings]
+    unsettled = totals.unsettled(parts, work, compute_capability)
+    warnings += [unsettled] if unsettled is not None else []
     whole = _whole(work, parts, reasons, warnings, unavailable)
     owners = _by_owner(launches, parts) if work.paired else ()
     warnings += _time_notes(launches, whole, len(owners))
@@ -329,7 +331,7 @@ def _whole(
         if math.isnan(sums[term.figure]):
             reasons.setdefault(key, f"{term.source}: {unavailable.get(term.source, 'unknown')}")
     if whole.flop["total"] is None:
-        blocked = [key for key in reasons if key.startswith("flop.")]
+        blocked = [key for key in reasons if whole.flop.get(key.removeprefix("flop."), 0) is None]
         reasons.setdefault(
             "flop.total", reasons[blocked[0]] if blocked else "no FLOP counter is in the files"
         )

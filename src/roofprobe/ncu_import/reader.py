@@ -55,7 +55,8 @@ def read(path: Path, forced: NumberFormat | None = None) -> Content:
     """
     try:
         if report_file.is_report(path):
-            content = Content(path, report_file.read(path), Messages())
+            launches = report_file.read(path)
+            content = Content(path, launches, Messages(), warnings=[report_file.PROCESSES])
         else:
             with open_lines(path) as lines:
                 content = parse(lines, path, forced)

@@ -9,7 +9,8 @@ recorded and published analyses are made of: there the weights are 1, 1, 2, as p
 Tensor cores: operations (``ops_path_tensor``) count as they are, an FMA being two. Instructions
 count only where every shape does the same work (Volta: 512 FLOP); elsewhere the FLOP are unknown.
 Where anything else shows that tensor cores worked in a launch of which no operations were counted,
-they are unknown, too: a kernel's operations may be of a type that nobody asked for.
+they are unknown, too: a kernel's operations may be of a type that nobody asked for. What shows it
+is a counter of their pipe, or the kernel's name.
 
 Time is the sum over launches of their durations; where there is none, of cycles over cycle rate.
 The SM clock is SM cycles over time, in the launches where the files tell both.
@@ -39,23 +40,16 @@ _SHOWN: Final = 3  # metrics in one message
 # Of one launch, in two metrics that may be of different passes.
 _NOTEWORTHY: Final = 0.05
 _NAME: Final = 100  # characters of a kernel's name in a message
-_COLLECT: Final = "collect sm__ops_path_tensor_src_*.sum of every type that the GPU has"
+_EVERY_TYPE: Final = "sm__ops_path_tensor_src_*.sum"
+_COLLECT: Final = f"collect {_EVERY_TYPE} of every type that the GPU has"
+_OPERATIONS: Final = ("sm__ops_path_tensor", "smsp__ops_path_tensor")
+# Compute capabilities on which a matrix product of known size showed what the counters count.
+_SETTLED: Final = frozenset({"9.0"})
 _DAY: Final = 86400.0  # s; no kernel runs that long, but broken time stamps say so
 
 _VOLTA_KERNEL: Final = re.compile(r"\bvolta_")
 _LATER_KERNEL: Final = re.compile(
     r"\b(turing|ampere|sm7[5-9]|sm[89][0-9]|sm1[0-9][0-9]|cutlass_[89])"
-)
-
-# Kernels of cuBLAS, cuDNN, CUTLASS and FlashAttention that use tensor cores. "xmma" alone does not
-# say so: sm80_xmma_gemm_f32f32_f32f32_f32_..._ffma_... are fp32 kernels.
-_TENSOR_KERNEL: Final = re.compile(
-    r"tensorop_(?!i\d)"
-    r"|(?<![a-z0-9])[a-z]?(?<!i)(?:884|161616|168(?:8|16|32|64))(?:gemm|cudnn|fprop|[dw]grad)"
-    r"|xmma_(?!\w*_[hfd]fma)\w*(?:bf16|tf32|f16f16|e4m3|e5m2|tensor\d+x)"
-    r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
-    r"|fmha_cutlass[FB]_(?:f16|bf16)|deep_gemm|(?<![a-z])attn_(?:fwd|bwd)(?![a-z])"
-    r"|triton_\w*mm_\w*(?:bf16|fp16)"
 )
 
 # Hz; no GPU's SMs run outside of this.
@@ -277,10 +271,25 @@ class _Builder:
             path, op = part
             if (path, op) in by_op or (not op and path in paths):
                 continue
-            for column in self._columns["hint"][(kind, *part)]:
+            columns = self._columns["hint"][(kind, *part)]
+            if not op and path == "sass_fp16":
+                self._aside(columns)
+                continue
+            for column in columns:
                 # A peak of a type of which nothing was counted was wanted as a roof.
                 if not _meaning(column).silent or path in paths:
                     self._unknown(("flop", path), column)
+
+    def _aside(self, columns: Sequence[Column]) -> None:
+        """Says that instructions of CUDA cores are in no total: fp16 there is an upper bound."""
+        totals_first = sorted(columns, key=lambda column: not column.name.endswith(".sum"))
+        for column in totals_first:
+            if not _meaning(column).silent and any(value > 0 for value in column.values):
+                why = f"{column.name} {_meaning(column).flaw}"
+                self._warn(f"fp16 instructions of CUDA cores are in no total: {why}")
+                self._out.unusable[column.name] = _meaning(column).flaw
+                self._out.reasons.setdefault("flop.sass_fp16", why)
+                return
 
     def _hints(self, kind: str) -> list[tuple[str, ...]]:
         return [part for part in self._columns.get("hint", {}) if part[:1] == (kind,)]
@@ -454,10 +463,7 @@ class _Builder:
         """Tensor cores that worked in launches of which no operations were counted."""
         if self._all_types():
             return
-        counted: dict[object, float] = {}
-        for term in self._tensor_terms():
-            for key, value in zip(self._keys(term), term.values, strict=True):
-                counted[key] = counted.get(key, 0.0) + value
+        counted = self._counted(self._tensor_terms())
         signs = [("flop", columns) for columns in self._columns.get("pipe", {}).values()]
         signs += [(part[1], self._columns["hint"][part]) for part in self._hints("pipe")]
         for kind, columns in signs:
@@ -497,16 +503,102 @@ class _Builder:
         return True
 
     def _kernel_names(self) -> None:
-        """Kernels whose names tell of tensor cores, in files that do not count these at all."""
-        asked = self._columns.keys() & {"tensor", "pipe"}
-        if asked or self._hints("tensor") or self._hints("pipe"):
+        """Makes unknown what kernels did whose names tell of tensor cores that nothing counted."""
+        launches = self._launches
+        types = {
+            index: vocabulary.tensor_types(title)
+            for index, title in enumerate(launches.titles)
+            if vocabulary.uses_tensor_cores(title)
+        }
+        if not types or not self._out.of("flop"):
             return
-        title = next(filter(_TENSOR_KERNEL.search, self._launches.titles), None)
-        if title is not None and self._out.of("flop"):
-            self._warn(
-                f"by their names, kernels such as {title[:_NAME]} use tensor cores, whose FLOP are "
-                f"in no total, for no counter of them is in the files: {_COLLECT}"
+        counted = self._counted([term for term in self._tensor_terms() if term.figure[0] == "flop"])
+        idle = self._idle(launches.titles[name] for name in types)
+        owners = range(len(launches.owners))
+        sources: dict[tuple[int, Sequence[int]], str | None] = {}
+        uncounted: dict[str, int] = {}  # metric -> its first kernel
+        values = array("d", [0.0] * self._count)
+        for launch, name in enumerate(launches.names):
+            title = launches.titles[name]
+            key = launch if self._paired else title
+            # NaN counts as a count here: what is unknown already has its own reason.
+            if name not in types or counted.get(key, 0.0) != 0 or (key, title) in idle:
+                continue
+            # Where the orders differ, nobody knows which launch ran where.
+            ran = (launches.owner[launch],) if self._paired else tuple(owners)
+            if (name, ran) not in sources:
+                sources[name, ran] = self._missing_counter(types[name], ran)
+            source = sources[name, ran]
+            if source is not None:
+                uncounted.setdefault(source, name)
+                values[launch] = math.nan
+        self._blame(uncounted, values)
+
+    def _blame(self, uncounted: Mapping[str, int], values: "array[float]") -> None:
+        """Adds what no counter saw.
+
+        Args:
+            uncounted: Metric that would have counted -> index of a kernel.
+            values: NaN for the launches.
+        """
+        launches = self._launches
+        for source, name in uncounted.items():
+            self._out.unusable[source] = why = (
+                f"not in the files, and by their names kernels such as "
+                f"{launches.titles[name][:_NAME]} use tensor cores; {_COLLECT}"
             )
+            self._out.reasons.setdefault("flop.tensor", f"{source}: {why}")
+        if uncounted:
+            figure = ("flop", "tensor")
+            source = next(iter(uncounted))
+            self._out.items.append(Term(figure, values, launches.names, launches.titles, source))
+            self._out.blind = True
+
+    def _counted(self, terms: Iterable[Term]) -> dict[object, float]:
+        """Sums of terms by what tells launches apart."""
+        counted: dict[object, float] = {}
+        for term in terms:
+            for key, value in zip(self._keys(term), term.values, strict=True):
+                counted[key] = counted.get(key, 0.0) + value
+        return counted
+
+    def _idle(self, titles: Iterable[str]) -> set[tuple[object, str]]:
+        """Launches, with their kernels' names, of which a counter says: no tensor core worked."""
+        wanted = set(titles)
+        found: set[tuple[object, str]] = set()
+        columns = [each for part in self._columns.get("pipe", {}).values() for each in part]
+        for part in self._hints("pipe"):
+            columns += self._columns["hint"][part]
+        for column in columns:
+            term = self._term(("", ""), column)
+            said: dict[tuple[object, str], float] = {}
+            for key, name, value in zip(self._keys(term), term.names, term.values, strict=True):
+                title = term.titles[name]
+                if title in wanted and vocabulary.is_seen_by(column.name, title):
+                    said[key, title] = said.get((key, title), 0.0) + value
+            found |= {each for each, value in said.items() if value == 0}
+        return found
+
+    def _missing_counter(self, types: frozenset[str], owners: Iterable[int]) -> str | None:
+        """A counter of tensor operations that a kernel needs and the files lack; None for none.
+
+        Args:
+            types: That its name tells; empty where it tells none.
+            owners: Where it may have run.
+        """
+        given = self._columns.get("tensor", {})
+        for owner in owners:
+            every = vocabulary.tensor_parts(self._capability(owner))
+            if every is None:
+                have = {source for part in given for source in part[1].split("_")}
+                if not types or not types <= have:
+                    return _EVERY_TYPE
+                continue
+            needed = [part for part in every if not types.isdisjoint(part[1].split("_"))]
+            for part in needed or every:
+                if not any(_has(other, part) for other in given):
+                    return vocabulary.tensor_metric(part)
+        return None
 
     def _capability(self, owner: int) -> str | None:
         known = self._launches.owners[owner].compute_capability or self._named
@@ -674,6 +766,40 @@ def _by_launch(items: Sequence[Term], count: int) -> "array[float]":
     for term in items[1:]:
         total = array("d", map(_plus, total, term.values))
     return total
+
+
+def unsettled(parts: Terms, work: Workload, capability: str | None) -> str | None:
+    """Warns where nobody has checked that the tensor counters count an FMA as two.
+
+    Args:
+        parts: Of all launches.
+        work: The merged files.
+        capability: Compute capability that the user named, for launches that have none.
+    """
+    launches = work.launches
+    counted = [
+        term.values
+        for term in parts.of("flop")
+        if term.source.startswith(_OPERATIONS) and any(value > 0 for value in term.values)
+    ]
+    if parts.scale is not None or not counted:
+        return None
+    who = launches.owner
+    ran = (
+        {who[i] for values in counted for i, value in enumerate(values) if value > 0}
+        if work.paired
+        else set(who)
+    )
+    chips = {launches.owners[owner].compute_capability or capability for owner in ran}
+    if chips <= _SETTLED:
+        return None
+    others = sorted(filter(None, chips - _SETTLED))
+    where = f"compute capability {', '.join(others)}" if others else "a GPU that is not named"
+    return (
+        f"tensor operations are taken to count an FMA as two on {where}, which was checked on "
+        f"compute capability {', '.join(sorted(_SETTLED))} only: --calibration settles it with a "
+        "matrix product of known size"
+    )
 
 
 def nan_count(launches: Launches, column: Column) -> int:

@@ -7,6 +7,8 @@ the tensor counters' many subdivisions.
 A counter stands in a file under several roll-ups. A sum, per elapsed cycle or per second too, can
 be used. The others (averages, percentages, peaks) only hint at work: where the counter stands
 under no other roll-up, what it counts is unknown.
+
+Kernels' names tell of tensor cores, too.
 """
 
 import re
@@ -124,6 +126,30 @@ _TENSOR_PATHS: Final = {
     "fp4_fp6_fp8": "tensor_fp8",
 }
 
+# Kernels of cuBLAS, cuDNN, CUTLASS and FlashAttention that use tensor cores. "xmma" alone does not
+# say so: sm80_xmma_gemm_f32f32_f32f32_f32_..._ffma_... are fp32 kernels.
+_TENSOR_KERNEL: Final = re.compile(
+    r"tensorop_(?!i\d)"
+    r"|(?<![a-z0-9])[a-z]?(?<!i)(?:884|161616|168(?:8|16|32|64))(?:gemm|cudnn|fprop|[dw]grad)"
+    r"|xmma_(?!\w*_[hfd]fma)\w*(?:bf16|tf32|f16f16|e4m3|e5m2|tensor\d+x)"
+    r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
+    r"|fmha_cutlass[FB]_(?:f16|bf16)|deep_gemm|(?<![a-z])attn_(?:fwd|bwd)(?![a-z])"
+    r"|triton_\w*mm_\w*(?:bf16|fp16)"
+)
+# The type of the factors, as the counters call it. h884 and h1688 are all fp16, s1688 is not.
+_KERNEL_TYPES: Final = {
+    "bf16": re.compile(r"bf16|bfloat16"),
+    "fp16": re.compile(r"(?<!b)fp?16|half|(?<![a-z0-9])h(?:884|16[0-9]+)"),
+    "tf32": re.compile(r"tf32"),
+    "fp64": re.compile(r"fp?64|double|(?<![a-z0-9])d(?:884|16[0-9]+)"),
+    "fp8": re.compile(r"e4m3|e5m2|fp8"),
+}
+# Kernels of other tensor instructions than HMMA: a counter of one kind sees none of another.
+_NOT_HMMA: Final = re.compile(
+    r"gmma|nvjet|utcmma|sm90|sm1[0-9]{2}|deep_gemm|fp?64|(?<![a-z0-9])d(?:884|16)"
+)
+_WHOLE_PIPE: Final = re.compile(r"pipe_tensor(?!_op_|_subpipe)")
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -196,6 +222,29 @@ def tensor_parts(capability: str | None) -> tuple[tuple[str, ...], ...] | None:
     return tuple(found.part for name in rows if (found := expected(name)) is not None)
 
 
+def tensor_metric(part: tuple[str, ...]) -> str:
+    """The counter of a part of ``tensor_parts``."""
+    _, source, _, result, _ = part
+    return f"sm__ops_path_tensor_src_{source}{f'_dst_{result}' if result else ''}.sum"
+
+
+def uses_tensor_cores(kernel: str) -> bool:
+    """True where a name says so; False says nothing."""
+    return _TENSOR_KERNEL.search(kernel) is not None
+
+
+def tensor_types(kernel: str) -> frozenset[str]:
+    """Types of floating-point numbers that a name tells, in the counters' words."""
+    return frozenset(name for name, form in _KERNEL_TYPES.items() if form.search(kernel))
+
+
+def is_seen_by(metric: str, kernel: str) -> bool:
+    """Whether a counter of the tensor cores' pipe is above 0 where a kernel used them."""
+    if _WHOLE_PIPE.search(metric):
+        return True
+    return "hmma" in metric and _NOT_HMMA.search(kernel) is None
+
+
 def is_metric_name(text: str) -> bool:
     """True for what looks like a hardware metric's name (and unlike a label)."""
     return re.fullmatch(r"[a-z0-9_]+__[A-Za-z0-9_.]+", text) is not None
@@ -239,12 +288,12 @@ def _sass_group(name: str, dimension: str) -> Meaning | None:
         return None
     letter = match["type"] or {"16": "h", "32": "f", "64": "d"}.get(match["bits"], "q")
     ops = f"{letter}add, {letter}mul and {letter}fma"
+    part = ("flop", _SASS_PATHS[letter], "")
     if match["type"]:
-        part: tuple[str, ...] = ("flop", _SASS_PATHS[letter], "")
         flaw = "counts in one number what differs in FLOP"
     else:
-        part, flaw = (), "counts instructions of every kind, with FLOP and without"
-    silent = not part or _hint(part, roll, "").silent
+        flaw = "counts instructions of every kind, with FLOP and without"
+    silent = _hint(part, roll, "").silent
     flaw += f": collect {_SASS_ALL.format('*')} of {ops}"
     return Meaning("hint", part, flaw=flaw, silent=silent)
 

@@ -26,6 +26,7 @@ from roofprobe.page.layered import layered
 from roofprobe.record import Environment, Measurement, Regions, write_whole
 from roofprobe.roofline import Ceiling
 from roofprobe.units import percent, seconds, si
+from roofprobe.witness import HEADS
 
 _NOT_READ: Final = "not read, or there is none"
 
@@ -46,6 +47,8 @@ class Roof(NamedTuple):
     name: str
     value: str
     spread: str
+    clock: str
+    sustained: str
     source: str
     detail: str
 
@@ -71,6 +74,8 @@ def html(runs: Sequence[tuple[str, Measurement]]) -> str:
         chart=chart(runs),
         sections=[_section(name, record) for name, record in runs],
         footer=report.FOOTER,
+        witness_heads=HEADS,
+        witness_title=report.WITNESS,
         plotly=plotly,
         script=script,
         style=style,
@@ -181,8 +186,11 @@ def meaning_of(row: Metric) -> str:
 
 def _roof(ceiling: Ceiling) -> Roof:
     spread = percent(ceiling.spread, 2) if ceiling.spread is not None else ""
-    value = si(ceiling.value, "FLOP/s" if ceiling.kind == "flop" else "B/s")
-    return Roof(ceiling.name, value, spread, ceiling.source, ceiling.detail)
+    unit = "FLOP/s" if ceiling.kind == "flop" else "B/s"
+    clock = si(ceiling.clock, "Hz") if ceiling.clock is not None else ""
+    sustained = si(ceiling.sustained, unit) if ceiling.sustained is not None else ""
+    value = si(ceiling.value, unit)
+    return Roof(ceiling.name, value, spread, clock, sustained, ceiling.source, ceiling.detail)
 
 
 def _clocks(record: Measurement) -> Iterator[tuple[str, str]]:

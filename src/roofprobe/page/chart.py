@@ -97,7 +97,12 @@ def roof(ceiling: Ceiling, roofline: Roofline) -> dict[str, Any]:
     label = f"{ceiling.name} {si(ceiling.value, unit)}"
     if ceiling.device:
         label = f"{ceiling.device}: {label}"
-    lines = [label, f"source: {ceiling.source}", _repeats(ceiling), ceiling.detail]
+    lines = [label, f"source: {ceiling.source}", _repeats(ceiling)]
+    if ceiling.clock is not None:
+        lines.append(f"SM clock: {si(ceiling.clock, 'Hz')}")
+    if ceiling.sustained is not None:
+        lines.append(f"once the load lasts: {si(ceiling.sustained, unit)}")
+    lines.append(ceiling.detail)
     return {
         "kind": ceiling.kind,
         "value": ceiling.value,
@@ -196,7 +201,7 @@ def _choices(
 
 def above_words(above: Above) -> str:
     """What a point above its roof means."""
-    return f"{above.words}: {suspects(mix=above.mix)}"
+    return f"{above.words}: {suspects(mix=above.mix, level=above.level)}"
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:

@@ -1,11 +1,13 @@
 """What the page's picture of a step's parts shows, as data for its script."""
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from roofprobe import report
+from roofprobe.judge import Verdict
 from roofprobe.page.chart import above_words, limits, roof, wrapped
 from roofprobe.part_tables import by_loss, left_out, row
 from roofprobe.parts import Part, phases
@@ -15,6 +17,9 @@ from roofprobe.units import number, percent, si
 
 # Indices into the colours of page.css; the PNG has the same.
 COLOURS: Final = {"memory": 0, "compute": 1, "latency": 4, None: 6}
+
+# Characters of the reason why a part is not judged.
+_REASON: Final = 110
 
 
 def layered(record: Measurement) -> Mapping[str, Any]:
@@ -76,11 +81,20 @@ def _mark(
 
 def _verdict(part: Part) -> str:
     bound, use = part.verdict.bound, part.verdict.closest
-    said = f"{bound}-bound" if bound else "not judged"
-    if use is None:
-        return said
-    least = "at least " if use.at_least else ""
-    return f"{said}, {use.name} used to {least}{percent(use.fraction, 2)}"
+    least = "at least " if use is not None and use.at_least else ""
+    used = f", {use.name} used to {least}{percent(use.fraction, 2)}" if use is not None else ""
+    return f"{bound}-bound{used}" if bound else f"not judged{used}{_reason(part.verdict)}"
+
+
+def _reason(verdict: Verdict) -> str:
+    """Why there is no verdict, in short."""
+    if verdict.reason is None:
+        return ""
+    # A part is judged as if it were a step, and what is said of kernels that take turns points to
+    # parts, which this is.
+    turns, found, _ = verdict.reason.partition(" of the step; kernels may take turns")
+    reason = f"{turns} of its time, maybe in turns" if found else verdict.reason
+    return f": {textwrap.shorten(reason, _REASON, placeholder=' …')}"
 
 
 def _bounds(roofline: Roofline) -> Iterator[Mapping[str, Any]]:
