@@ -85,13 +85,21 @@ class KernelTracer:
 
     Args:
         synchronize: Waits until the device has finished.
+        device: CUDA's number of the device whose work is kept; None keeps everything.
         detailed: Keep when kernels were asked for, and transfers from and to the device.
             Marks are taken in the processor's time, like the moment when a kernel is put into the
             command buffer; what runs is timed in the GPU's, which CUPTI converts.
     """
 
-    def __init__(self, synchronize: Callable[[], None], *, detailed: bool = False) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None],
+        *,
+        device: int | None = None,
+        detailed: bool = False,
+    ) -> None:
         self._synchronize = synchronize
+        self._device = device
         self._detailed = detailed
         self._steps: list[Trace] = []
         self._records: list[Span] = []  # of the step that runs, in CUPTI's ticks
@@ -193,6 +201,8 @@ class KernelTracer:
         # Records die with CUPTI's buffer, so what is needed is copied out here.
         kernel, copy, fill = _kinds(_cupti())
         for activity in activities:
+            if self._device is not None and activity.device_id != self._device:
+                continue
             times = activity.start, activity.end
             graph = activity.graph_id != 0
             if activity.kind == kernel:

@@ -1,12 +1,11 @@
 """What the machine and the software are, asked once and explicitly."""
 
-import functools
 import importlib.metadata
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -22,19 +21,14 @@ from roofprobe.record import Clocks, Environment, Scalar
 _SAMPLE_PERIOD: Final = 0.02  # s; a reading takes the GIL from a step for a moment
 
 
-def collect(device: torch.device, autocast: Collection[str] = ()) -> Environment:
-    """The environment of a measurement on ``device``. Never fails: what it cannot read is None.
-
-    Args:
-        device: Where steps run.
-        autocast: Types that autocast was seen to cast to (``watched_autocast``).
-    """
+def collect(device: torch.device) -> Environment:
+    """The environment of a measurement on ``device``. Never fails: what it cannot read is None."""
     shared: dict[str, Any] = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "roofprobe": _told(lambda: importlib.metadata.version("roofprobe")),
         "platform": platform.platform(),
-        "precision": _precision(autocast),
+        "precision": _precision(),
         "command": tuple(printable(argument) for argument in sys.orig_argv),
     }
     if device.type != "cuda":
@@ -115,34 +109,6 @@ def autocast_dtype() -> str | None:
     return None
 
 
-@contextmanager
-def watched_autocast() -> Iterator[set[str]]:
-    """Notes what autocast casts to wherever it is entered while the body runs, in any thread.
-
-    A step enters and leaves it within itself, where nothing else of ours runs. What was entered
-    before, and what was compiled or captured with it before, is not seen.
-
-    Yields:
-        The types, as ``autocast_dtype`` spells them; filled while the body runs.
-    """
-    seen: set[str] = set()
-    plain: Any = torch.autocast.__enter__
-
-    @functools.wraps(plain)
-    def enter(self: torch.autocast) -> Any:
-        entered = plain(self)
-        dtype = autocast_dtype()
-        if dtype is not None:
-            seen.add(dtype)
-        return entered
-
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        torch.autocast.__enter__ = plain  # type: ignore[method-assign]
-
-
 def now_utc() -> str:
     """The time, UTC, ISO 8601 to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -182,7 +148,7 @@ def _driver() -> str | None:
 
 # PyTorch has two interfaces to the precision of fp32 arithmetic. Once the newer one was used, the
 # older raises where it has no words for what is set, and the newer can be read whatever was used.
-def _precision(autocast: Collection[str]) -> dict[str, Scalar]:
+def _precision() -> dict[str, Scalar]:
     """PyTorch's settings, through whichever interface they were made; None where not known."""
     conv, rnn = _fp32("cudnn.conv"), _fp32("cudnn.rnn")
     products = _fp32("cuda.matmul")
@@ -190,7 +156,7 @@ def _precision(autocast: Collection[str]) -> dict[str, Scalar]:
         "cudnn_allow_tf32": _allowed("cudnn", conv) if _is_tf32(conv) == _is_tf32(rnn) else None,
         "matmul_allow_tf32": _allowed("cuda.matmul", products),
         "float32_matmul_precision": _matmul_precision(products),
-        **_autocast(autocast),
+        **_autocast(),
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -237,11 +203,10 @@ def _matmul_precision(products: str | None) -> str | None:
     return found if tf32 is None or found is None or (found != "highest") == tf32 else None
 
 
-def _autocast(seen: Collection[str]) -> dict[str, Scalar]:
-    now = autocast_dtype()
-    dtypes = sorted({*seen, *([now] if now is not None else [])})
+def _autocast() -> dict[str, Scalar]:
+    dtype = autocast_dtype()
     # A step switches it on and off again: that it is off now says nothing.
-    return {"autocast": True, "autocast_dtype": ", ".join(dtypes)} if dtypes else {"autocast": None}
+    return {"autocast": True, "autocast_dtype": dtype} if dtype else {"autocast": None}
 
 
 def _told(ask: Callable[[], Any]) -> Any:

@@ -45,6 +45,7 @@ from roofprobe.errors import (
     UsageError,
 )
 from roofprobe.kernel_names import brief, demangled
+from roofprobe.metrics import require_levels
 from roofprobe.record import (
     Clocks,
     KernelTimes,
@@ -348,7 +349,7 @@ class Probe:
         self._clocks = clocks[0] if clocks else None
 
     def _label_steps(self, breakdown: Breakdown) -> Generator[None, None, None]:
-        tracer = activity.KernelTracer(self._synchronize, detailed=True) if self._traced else None
+        tracer = self._tracer(detailed=True) if self._traced else None
         started = time.perf_counter()
         try:
             for index in range(self._labelled):
@@ -473,7 +474,7 @@ class Probe:
             self._overhead[what] = spent - steps * self._timing.median
 
     def _trace_steps(self) -> Generator[None, None, None]:
-        tracer = activity.KernelTracer(self._synchronize)
+        tracer = self._tracer()
         started = time.perf_counter()
         try:
             for index in range(self._traced):
@@ -511,6 +512,11 @@ class Probe:
             del self._notes["witness"]
         else:
             self._notes["witness"] = f"the analytic model failed on the step: {model.error!r}"
+
+    def _tracer(self, *, detailed: bool = False) -> activity.KernelTracer:
+        # Where PyTorch sees one device there is nothing to tell apart.
+        device = self._device.index if torch.cuda.device_count() > 1 else None
+        return activity.KernelTracer(self._synchronize, device=device, detailed=detailed)
 
     def _warn_of_different(self, steps: Sequence[activity.Trace]) -> None:
         name = activity.different_kernels(steps)
@@ -889,6 +895,7 @@ def measure(
         raise UsageError(f"name is {name!r}; a region's name is a text")
     for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
         _require_count(option, value, least)
+    require_levels(levels)
     global _running
     chosen = _device(device)
     backends = _backends(backend, chosen, name)

@@ -105,6 +105,34 @@ def test_what_is_kept_of_cuptis_records(detailed):
     assert tracer._records == expected + ([Span("transfer", 50, 55, 16)] if detailed else [])
 
 
+def test_work_of_other_devices_is_not_kept():
+    kinds = cupti.ActivityKind
+    records = [
+        SimpleNamespace(
+            kind=kind,
+            start=20 + device,
+            end=30,
+            graph_id=0,
+            device_id=device,
+            name="k",
+            bytes=4,
+            copy_kind=8,
+        )
+        for device in (0, 1)
+        for kind in (kinds.CONCURRENT_KERNEL, kinds.MEMSET, kinds.MEMCPY)
+    ]
+    tracer = KernelTracer(lambda: None, device=1)
+    tracer._keep(records)
+    assert [(span.kind, span.start) for span in tracer._records] == [
+        ("kernel", 21),
+        ("fill", 21),
+        ("copy", 21),
+    ]
+    every = KernelTracer(lambda: None)
+    every._keep(records)
+    assert len(every._records) == 6
+
+
 def test_a_cupti_without_a_clock_is_one_sentence(monkeypatch):
     """As cupti-python of another CUDA said it; the step must go on."""
 

@@ -163,7 +163,6 @@ def test_a_full_disk_costs_the_addition_and_not_the_table(verb, tmp_path):
     )
     assert code == 1
     assert said == f"roofprobe: error: could not write {path}: {FULL}\n"
-
     assert {"verify": "sass ffma", "kernels": "sm80_xmma"}[name] in printed
     assert printed.splitlines()[-3:] == ["filler", "run.json", "as before"]
     assert path.read_bytes() == before

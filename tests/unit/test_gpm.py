@@ -513,7 +513,7 @@ class Windowed(AnalyticBackend):
 
 
 def measure(monkeypatch, *backends, **options):
-    monkeypatch.setattr(probe, "_backends", lambda choice, device: backends)
+    monkeypatch.setattr(probe, "_backends", lambda *_: backends)
     events = []
     record = roofprobe.measure_step(
         lambda: torch.ones(8, 8) @ torch.ones(8, 8),
@@ -585,10 +585,14 @@ class TestFallBack:
         assert "at least 2 with counters" in next(e for e in events if e.phase == "plan").message
 
     def test_auto_on_a_gpu(self):
-        names = [each.source for each in probe._backends("auto", torch.device("cuda", 0))]
+        names = [each.source for each in probe._backends("auto", torch.device("cuda", 0), "step")]
         assert names == ["cupti", "gpm", "analytic"]
-        assert [b.source for b in probe._backends("auto", torch.device("cpu"))] == ["analytic"]
-        assert [b.source for b in probe._backends("gpm", torch.device("cuda", 0))] == ["gpm"]
+        assert [b.source for b in probe._backends("auto", torch.device("cpu"), "step")] == [
+            "analytic"
+        ]
+        assert [b.source for b in probe._backends("gpm", torch.device("cuda", 0), "step")] == [
+            "gpm"
+        ]
 
     def test_on_a_cpu_there_is_no_gpm(self):
         with pytest.raises(UsageError, match="gpm was asked for on device cpu"):

@@ -323,7 +323,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.usefixtures("tiny")
 def test_train_has_the_option(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(probe, "_backends", lambda choice, device: [Replayed("gemm4096-tf32")])
+    monkeypatch.setattr(probe, "_backends", lambda *_: [Replayed("gemm4096-tf32")])
     command = ["--dummy", "-b", "2", "-j", "0", "--witness", "--out", str(tmp_path)]
     assert train.main(command) == 0
     record = Measurement.load(tmp_path / "run.json")

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from statistics import stdev
 from typing import Final
 
@@ -404,4 +405,7 @@ class GpmBackend:
 
 
 def _tf32() -> bool:
-    return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+    # The older flags raise once the newer settings were used; these can always be read.
+    operators = ("cudnn.conv", "cudnn.rnn", "cuda.matmul")
+    settings = (attrgetter(f"{name}.fp32_precision")(torch.backends) for name in operators)
+    return "tf32" in settings

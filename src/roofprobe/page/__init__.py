@@ -176,6 +176,9 @@ def meaning_of(row: Metric) -> str:
         where = "_".join(part for part in (row.level, row.direction) if part)
         unit = "bytes" if row.kind == "byte" else f"sectors of {row.weight:g} bytes"
         return f"{report.BYTES[where]}, {unit}"
+    if row.kind == "rate":
+        where = "_".join(part for part in (row.level, row.direction) if part)
+        return f"{report.BYTES[where]}, bytes a second over the range"
     if row.kind == "second":
         return "time that the GPU was in the range, ns"
     if row.kind == "gate":
