@@ -56,6 +56,8 @@ imagenet.Trainer.step = stepped
 imagenet.build_model = lambda arch, pretrained: nn.Sequential(
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000)
 )
+if "--steps" in sys.argv:
+    imagenet.Agreement.__init__ = None  # may not be asked
 imagenet.AGREEMENT_LIMIT = datetime.timedelta(seconds={limit})
 probe._backends = lambda *_: [{backend}]
 ceilings.measure_cpu_roofs = lambda: ()

@@ -521,7 +521,8 @@ def test_one_failed_run_leaves_the_other(recorded, ncu):
     assert rows["lts__t_bytes.sum", "application-range replay"].other is None
 
 
-def test_a_hang_is_ended_with_everything_that_it_started(recorded, ncu, tmp_path):
+def test_a_hang_is_ended_with_everything_that_it_started(recorded, ncu, tmp_path, monkeypatch):
+    monkeypatch.setattr(ncu_run, "_PATIENCE", 1.0)
     mark = tmp_path / "child"
     body = f"""
     child = os.fork()
