@@ -11,6 +11,7 @@ EXPECTED_SKIPS = {
     NO_GPU,
     "needs ncu",
     "needs ncu-report",
+    "needs user namespaces with mounts",
     "needs Chromium and Playwright",
     "needs two GPUs",
     "needs a machine without an NVIDIA driver",

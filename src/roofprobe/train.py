@@ -675,9 +675,10 @@ class _Region:
 
     def _on_progress(self, event: "roofprobe.Progress") -> None:
         self.tracing = event.phase in ("kernels", "labels")
-        if event.phase == "plan":
+        if event.phase == "timing" and event.index == 1:
             # From after the warm-up on, for ``ncu --profile-from-start off``.
             self._bracket()
+        if event.phase == "plan":
             self._say(f"=> {event.message}")
         elif event.phase == "pass":
             # NVML GPM takes hundreds of steps; a line for each would bury the rest.

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from roofprobe import Measurement, ceilings, cli, imagenet, parts, report, train
+from roofprobe import Measurement, Progress, ceilings, cli, imagenet, parts, report, train
 from roofprobe.errors import CountersBusyError, RoofprobeError, UsageError
 from roofprobe.imagenet import Options, Output, Ranks, Scores, Trainer
 
@@ -469,6 +469,25 @@ def test_real_images_are_measured(
     assert words == [
         "squeezenet1_1", "warm-up", "[0][0/3]", "timing", "[0][2/3]", "pass", "measuring",
     ]  # fmt: skip
+
+
+def test_the_profilers_bracket_opens_after_the_warm_up(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ncu --profile-from-start off looks at; the plan is told earlier than that."""
+    seen: list[str] = []
+    told = train._Region._on_progress
+
+    def on_progress(region: train._Region, event: Progress) -> None:
+        seen.append(event.phase)
+        told(region, event)
+
+    monkeypatch.setattr(train._Region, "_on_progress", on_progress)
+    monkeypatch.setattr(train._Region, "_bracket", lambda region: seen.append("bracket"))
+    assert train.main([str(folder), *SMALL, "--out", str(tmp_path / "out")]) == 0
+    assert seen.count("bracket") == 1
+    assert seen[seen.index("bracket") - 1] == "timing"
+    assert "warmup" not in seen[seen.index("bracket") :]
 
 
 @pytest.mark.usefixtures("quick_report")

@@ -1,6 +1,7 @@
 """Processes of one run whose measurements take different numbers of steps, on the CPU with gloo."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -139,8 +140,12 @@ def test_a_fixed_number_of_steps_needs_no_agreement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("after", "limit", "why"),
     [
-        ("if rank == 1 and steps == 7: os._exit(9)", 60, "Connection closed by peer"),
-        ("if rank == 1 and steps == 7: time.sleep(15)", 5, "Timed out waiting 5000ms"),
+        (
+            "if rank == 1 and steps == 7: os._exit(9)",
+            60,
+            "Connection .* by peer",
+        ),  # closed, or reset
+        ("if rank == 1 and steps == 7: time.sleep(15)", 5, "Timed out waiting 5000ms .*"),
     ],
     ids=["dies", "hangs"],
 )
@@ -151,10 +156,11 @@ def test_a_process_that_is_left_says_so_and_keeps_its_record(
     assert first.returncode == 1
     kept, said = first.stderr.splitlines()
     assert kept.endswith(f"what had been measured is in {tmp_path}/out/rank0/run.json")
-    assert said.startswith(
-        f"{ERROR} another process of this run ended or did not answer in time ({why}"
+    sentence = (
+        rf"{ERROR} another process of this run ended or did not answer in time \(.*{why}.*\): see "
+        "what that one printed"
     )
-    assert said.endswith("): see what that one printed")
+    assert re.fullmatch(sentence, said)
     assert record(tmp_path, 0).complete
 
 
