@@ -14,15 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from roofprobe import activity, ceilings, coverage, environment, metrics
 from roofprobe.breakdown import Breakdown, check_range_name
@@ -46,6 +44,7 @@ from roofprobe.errors import (
 )
 from roofprobe.kernel_names import brief, demangled
 from roofprobe.metrics import require_levels
+from roofprobe.modelled import ModelOfStep
 from roofprobe.record import (
     Clocks,
     KernelTimes,
@@ -499,7 +498,7 @@ class Probe:
         self._notes["witness"] = "the step under the analytic model did not come to its end"
         self._synchronize()
         started = time.perf_counter()
-        model = _ModelOfStep()
+        model = ModelOfStep()
         model.begin()
         try:
             yield
@@ -799,7 +798,7 @@ class Probe:
             overhead=self._overhead,
             notes={**plan.notes, **self._notes},
         )
-        record = _withheld(coverage.applied(record, profiler_active=self._profiler_seen))
+        record = coverage.applied(record, profiler_active=self._profiler_seen)
         return replace(record, warnings=(*self._warnings, *_noteworthy(record)))
 
 
@@ -1075,112 +1074,6 @@ def _breakdown(
     return Breakdown(by, model, cuda=cuda, capturing=capturing)
 
 
-# Kinds of operators that hardware may do in another way than their formula says.
-_KINDS: Final = ("other", "convolution", "attention")
-
-
-def _kind(operator: str, arguments: Sequence[Any]) -> str:
-    """The kind of an operator, which ``_KINDS`` lists.
-
-    A convolution whose kernel is one point is a matrix product, and no trick saves it anything.
-    """
-    if "attention" in operator:
-        return "attention"
-    if "conv" not in operator:
-        return "other"
-    weight = arguments[2 if "backward" in operator else 1 :][:1]
-    pointwise = weight and isinstance(weight[0], torch.Tensor) and prod(weight[0].shape[2:]) == 1
-    return "other" if pointwise else "convolution"
-
-
-class _ByKind(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of each operator, before it runs, the number of its kind."""
-
-    supports_higher_order_operators = True  # as the analytic backend below it does
-
-    def __init__(self, switch: Callable[[int], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._switch = switch
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper tensor's plain operators come back here
-        self._switch(_KINDS.index(_kind(str(func), args)))
-        return func(*args, **(kwargs or {}))
-
-
-class _ModelOfStep:
-    """The analytic model of one step. What fails in it costs its result and nothing else.
-
-    Attributes:
-        result: What was counted.
-        error: What failed first.
-    """
-
-    def __init__(self) -> None:
-        from roofprobe.counters.analytic import AnalyticBackend
-
-        self.result: Modelled | None = None
-        self.error: Exception | None = None
-        self._backend = AnalyticBackend()
-        self._counting = ExitStack()
-
-    def begin(self) -> None:
-        """What is dispatched from here on is counted."""
-        # The work of torch and of formulas from anywhere: whatever they raise is no step's failure.
-        try:
-            with ExitStack() as stack:
-                stack.callback(self._backend.close)
-                self._backend.open()
-                self._backend.begin_regions(0)
-                stack.enter_context(_ByKind(self._backend.switch))
-                self._counting = stack.pop_all()
-        except Exception as error:
-            self.error = error
-
-    def end(self) -> None:
-        """Counts no more."""
-        try:
-            self._counting.close()
-            if self.error is None:
-                self.result = self._modelled()
-        except Exception as error:
-            self.error = self.error or error
-
-    def _modelled(self) -> Modelled:
-        counted = self._backend.collect_regions()
-        flop = [row.name for row in metrics.ANALYTIC if row.kind == "flop"]
-        return Modelled(
-            counters={
-                row.name: _sum(values[row.name] for values in counted.values.values())
-                for row in metrics.ANALYTIC
-            },
-            flop={
-                kind: _sum(counted.values[index][name] for name in flop)
-                for index, kind in enumerate(_KINDS)
-                if index in counted.values
-            },
-            uncounted=self._backend.uncounted_ops,
-            reason=next(iter(counted.reasons.values()), None),
-        )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """None where one of them is."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
-
-
 def _profiler_warms_up() -> bool:
     """True while a torch.profiler of this process is in the warm-up of its schedule."""
     from torch.profiler import ProfilerAction, profile
@@ -1195,24 +1088,6 @@ def _profiler_warms_up() -> bool:
         for candidate in objects
         if type(candidate) in kinds
     )
-
-
-def _withheld(record: Measurement) -> Measurement:
-    """The record without parts' SASS counters, where those of the step cannot be believed."""
-    if record.regions is None or record.coverage is None or record.coverage.trusted:
-        return record
-    hidden = {row.name for row in metrics.rows(record.metrics) if row.instrumented}
-    segments = tuple(
-        replace(
-            segment,
-            counters=tuple(
-                {name: None if name in hidden else value for name, value in counted.items()}
-                for counted in segment.counters
-            ),
-        )
-        for segment in record.regions.segments
-    )
-    return replace(record, regions=replace(record.regions, segments=segments))
 
 
 def _flop(counted: Round) -> float | None:

@@ -66,6 +66,7 @@ LAYERS = [
     "ceilings.cache",
     "ceilings",
     "eager",
+    "modelled",
     "probe",
     "ncu_run",
     "kernel_counters",
