@@ -1,6 +1,6 @@
 """One step under the analytic model, to stand beside what the hardware counted of others."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from typing import Any, Final
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roofprobe import metrics
 from roofprobe.counters.analytic import AnalyticBackend
-from roofprobe.record import Modelled
+from roofprobe.record import Modelled, total
 
 # Kinds of operators that hardware may do in another way than their formula says.
 _KINDS: Final = ("other", "convolution", "attention")
@@ -93,24 +93,14 @@ class ModelOfStep:
         flop = [row.name for row in metrics.ANALYTIC if row.kind == "flop"]
         return Modelled(
             counters={
-                row.name: _sum(values[row.name] for values in counted.values.values())
+                row.name: total(values[row.name] for values in counted.values.values())
                 for row in metrics.ANALYTIC
             },
             flop={
-                kind: _sum(counted.values[index][name] for name in flop)
+                kind: total(counted.values[index][name] for name in flop)
                 for index, kind in enumerate(_KINDS)
                 if index in counted.values
             },
             uncounted=self._backend.uncounted_ops,
             reason=next(iter(counted.reasons.values()), None),
         )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """None where one of them is."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total

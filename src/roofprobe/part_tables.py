@@ -17,9 +17,8 @@ from roofprobe.parts import (
     parts,
     phase_name,
     phases,
-    total,
 )
-from roofprobe.record import Kernel, KernelCounts, Measurement, Regions
+from roofprobe.record import Kernel, KernelCounts, Measurement, Regions, total
 from roofprobe.units import number, percent, seconds, si
 
 TOP_PARTS: Final = 20

@@ -15,7 +15,7 @@ from roofprobe import metrics
 from roofprobe.derive import Figures, figures
 from roofprobe.errors import UsageError
 from roofprobe.judge import Verdict, verdict
-from roofprobe.record import KernelTimes, Measurement, Regions, Round, Segment, Timing
+from roofprobe.record import KernelTimes, Measurement, Regions, Round, Segment, Timing, total
 from roofprobe.regions import MODEL, layer_name, range_name
 
 # The parts' sum may differ by so much from the step that was not cut: FLOP repeat to 0.02% (dropout
@@ -300,13 +300,3 @@ def _summed(segments: Sequence[Segment]) -> Iterator[Round]:
             name: total(values.get(name) for values in counted) for name in names
         }
         yield Round(added, passes=0, ranges_dropped=0)
-
-
-def total(values: Iterable[float | None]) -> float | None:
-    """The sum; None where one is not known."""
-    found = 0.0
-    for value in values:
-        if value is None:
-            return None
-        found += value
-    return found

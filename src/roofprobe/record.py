@@ -13,7 +13,7 @@ import os
 import tempfile
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -546,6 +546,16 @@ class Measurement:
             raise RecordError(f"{path}: {error}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise RecordError(f"{path}: cannot be read ({error})") from None
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one is not known."""
+    found = 0.0
+    for value in values:
+        if value is None:
+            return None
+        found += value
+    return found
 
 
 def storable(facts: Mapping[Any, Any]) -> dict[str, Scalar]:
