@@ -76,6 +76,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("supported_chips", &supported_chips, NoGil());
   m.def("chip_name", &chip_name, NoGil());
   m.def("device_support", &device_support, NoGil());
+  m.def("primary_context_id", &primary_context_id, NoGil());
+  m.def("foreign_context_is_current", &foreign_context_is_current, NoGil());
   m.def("counter_availability", &counter_availability, NoGil());
 
   py::class_<MetricDescription>(m, "MetricDescription")

@@ -103,6 +103,8 @@ const DriverLibrary& driver() {
     resolve(table.device_get, "cuDeviceGet");
     resolve(table.primary_retain, "cuDevicePrimaryCtxRetain");
     resolve(table.primary_release, "cuDevicePrimaryCtxRelease_v2");
+    resolve(table.current_context, "cuCtxGetCurrent");
+    resolve(table.current_device, "cuCtxGetDevice");
     resolve(table.driver_version, "cuDriverGetVersion");
     resolve(table.error_name, "cuGetErrorName");
     if (!missing.empty()) {

@@ -22,10 +22,14 @@
 
 #include "errors.hpp"
 
+// As cupti_activity.h has it, which asks for headers of the compiler nvcc.
+extern "C" CUptiResult CUPTIAPI cuptiGetContextId(CUcontext context, std::uint32_t* contextId);
+
 // Symbols that every CUPTI since 12.6 exports; the range profiler appeared in 12.6.
 #define ROOFPROBE_CUPTI_SYMBOLS(X)                \
   X(cuptiGetVersion)                              \
   X(cuptiGetResultString)                         \
+  X(cuptiGetContextId)                            \
   X(cuptiDeviceGetChipName)                       \
   X(cuptiProfilerInitialize)                      \
   X(cuptiProfilerDeInitialize)                    \
@@ -70,6 +74,8 @@ struct DriverLibrary {
   decltype(&::cuDeviceGet) device_get = nullptr;
   decltype(&::cuDevicePrimaryCtxRetain) primary_retain = nullptr;
   decltype(&::cuDevicePrimaryCtxRelease) primary_release = nullptr;
+  decltype(&::cuCtxGetCurrent) current_context = nullptr;
+  decltype(&::cuCtxGetDevice) current_device = nullptr;
   decltype(&::cuDriverGetVersion) driver_version = nullptr;
   decltype(&::cuGetErrorName) error_name = nullptr;
 };

@@ -83,6 +83,23 @@ AvailabilityImage counter_availability(int device_index) {
   return image;
 }
 
+std::uint32_t primary_context_id(int device_index) {
+  const PrimaryContext context(device_index);
+  std::uint32_t id = 0;
+  check(cupti().cuptiGetContextId(context.get(), &id), "cuptiGetContextId");
+  return id;
+}
+
+bool foreign_context_is_current(int device_index) {
+  CUcontext current = nullptr;
+  check_driver(driver().current_context(&current), "cuCtxGetCurrent");
+  if (current == nullptr) return false;
+  CUdevice device = 0;
+  check_driver(driver().current_device(&device), "cuCtxGetDevice");
+  const PrimaryContext primary(device_index);
+  return device == device_handle(device_index) && current != primary.get();
+}
+
 int driver_version() {
   int version = 0;
   check_driver(driver().driver_version(&version), "cuDriverGetVersion");

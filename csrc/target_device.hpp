@@ -7,6 +7,7 @@
 //   4. PrimaryContext's destructor gives the context back.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -45,6 +46,13 @@ std::map<std::string, std::string> device_support(int device_index);
 // Fails with CUPTI_ERROR_INSUFFICIENT_PRIVILEGES where counters are refused, and with
 // CUPTI_ERROR_INVALID_PARAMETER while a session is open on the context.
 AvailabilityImage counter_availability(int device_index);
+
+// CUPTI's number of the device's primary context, as activity records carry it.
+std::uint32_t primary_context_id(int device_index);
+
+// True where what this thread launches on the device runs in a context of somebody's own
+// (cuCtxCreate, a green context), which a session on the primary one does not see.
+bool foreign_context_is_current(int device_index);
 
 // The CUDA version that the driver supports, e.g. 13000.
 int driver_version();

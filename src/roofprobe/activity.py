@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from roofprobe._location import find_libcupti, mapped_libcupti
-from roofprobe.counters.cupti import cupti_version
+from roofprobe.counters.cupti import cupti_version, primary_context_id
 from roofprobe.errors import CuptiLibraryError, RoofprobeError
 from roofprobe.record import KernelTimes
 
@@ -48,6 +48,7 @@ class Span:
         name: Of a kernel as the compiler spells it; empty for anything else.
         issued: When the processor asked for it, in the same clock; None where that is not kept:
             CUPTI knows it of kernels alone.
+        elsewhere: It is a kernel of another CUDA context than the one that is counted.
     """
 
     kind: Literal["kernel", "copy", "fill", "transfer"]
@@ -57,6 +58,7 @@ class Span:
     from_graph: bool = False
     name: str = ""
     issued: float | None = None
+    elsewhere: bool = False
 
     @property
     def asked(self) -> float:
@@ -86,6 +88,8 @@ class KernelTracer:
     Args:
         synchronize: Waits until the device has finished.
         device: CUDA's number of the device whose work is kept; None keeps everything.
+        counted: CUDA's number of the device whose primary context is counted, so that kernels of
+            another context are told apart; None where nothing depends on it.
         detailed: Keep when kernels were asked for, and transfers from and to the device.
             Marks are taken in the processor's time, like the moment when a kernel is put into the
             command buffer; what runs is timed in the GPU's, which CUPTI converts.
@@ -96,10 +100,13 @@ class KernelTracer:
         synchronize: Callable[[], None],
         *,
         device: int | None = None,
+        counted: int | None = None,
         detailed: bool = False,
     ) -> None:
         self._synchronize = synchronize
         self._device = device
+        self._counted = counted
+        self._context: int | None = None  # CUPTI's number of the one that is counted
         self._detailed = detailed
         self._steps: list[Trace] = []
         self._records: list[Span] = []  # of the step that runs, in CUPTI's ticks
@@ -117,6 +124,8 @@ class KernelTracer:
         """
         cupti = _cupti()
         self._synchronize()
+        if self._counted is not None and self._context is None:
+            self._context = primary_context_id(self._counted)
         self._records = []
         self._marks = []
         try:
@@ -209,7 +218,8 @@ class KernelTracer:
                 # Of a graph's kernels CUPTI does not know it: what it gives is of no use.
                 known = self._detailed and not graph
                 issued = activity.queued or None if known else None
-                span = Span("kernel", *times, from_graph=graph, name=activity.name, issued=issued)
+                elsewhere = self._context is not None and activity.context_id != self._context
+                span = Span("kernel", *times, 0, graph, activity.name, issued, elsewhere)
             elif activity.kind == fill:
                 span = Span("fill", *times, activity.bytes, graph)
             elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
@@ -291,6 +301,7 @@ def summarize(steps: Sequence[Sequence[Span]]) -> KernelTimes:
         copy_byte=sum(piece.byte for piece in pieces if piece.kind == "copy") / count,
         fill_byte=sum(piece.byte for piece in pieces if piece.kind == "fill") / count,
         copies=sum(piece.kind != "kernel" for piece in pieces) / count,
+        elsewhere=sum(kernel.elsewhere for kernel in kernels) / count,
     )
 
 

@@ -1,5 +1,7 @@
 """Can the counters be believed: do they count at all, and did SASS instrumentation see the kernels?
 
+A session counts what one CUDA context runs, so kernels of another one void what it counted.
+
 Counters that are connected to nothing (a virtual GPU, a sandbox) read 0 with no error. Every kernel
 moves bytes, so kernels without any show it (docs/design.md, "Coverage").
 
@@ -45,7 +47,7 @@ def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
         return record
     means = {name: record.value(name) for name in record.metrics}
     judged = judge(means, record.kernels, profiler_active=profiler_active)
-    why = unconnected(record)
+    why = unseen(record) or unconnected(record)
     if why is not None:
         if judged is not None:
             judged = Coverage(judged.instrumented, judged.hardware, 0.0, None, False, why)
@@ -56,6 +58,26 @@ def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
         return record
     hidden = {row.name for row in metrics.rows(record.metrics) if row.instrumented}
     return _without(record, hidden, str(judged.cause))
+
+
+def unseen(record: Measurement) -> str | None:
+    """Why counters miss a part of the step that kernel records show; None where they do not.
+
+    A session counts what its context runs, and bytes, which belong to no context, of everything:
+    neither is the whole step nor a known part of it.
+
+    Args:
+        record: As counted.
+    """
+    kernels = record.kernels
+    if kernels is None or not kernels.elsewhere or record.source != "cupti":
+        return None
+    return (
+        f"{kernels.elsewhere:g} of {kernels.launches:g} kernels ran in a CUDA context that a "
+        "library made for itself (cuCtxCreate, a green context), and the counters are those of "
+        "PyTorch's own: leave them out of the step, or use backend gpm, which reads the whole "
+        "device"
+    )
 
 
 def unconnected(record: Measurement) -> str | None:

@@ -109,6 +109,16 @@ def autocast_dtype() -> str | None:
     return None
 
 
+def ranks() -> dict[str, int]:
+    """``rank`` and ``world_size`` of this process in PyTorch's process group; empty without one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return {}
+    return {
+        "rank": torch.distributed.get_rank(),
+        "world_size": torch.distributed.get_world_size(),
+    }
+
+
 def now_utc() -> str:
     """The time, UTC, ISO 8601 to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

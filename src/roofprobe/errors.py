@@ -33,6 +33,10 @@ class SharedDeviceError(UnsupportedDeviceError):
     """Counters here are those of several processes together."""
 
 
+class ForeignContextError(CuptiError):
+    """Kernels run in another CUDA context than the one whose counters are read."""
+
+
 class CountersBusyError(CuptiError):
     """Another profiler holds the counters."""
 

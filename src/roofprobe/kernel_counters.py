@@ -199,7 +199,7 @@ def count(
     started = time.perf_counter()
     limit = ncu_run.limit(planned.price[1])
     with (
-        external.only(record.name),
+        external.only(record),
         ncu_run.profiled(run, command, ncu, logs=logs, stall=stall, limit=limit) as path,
     ):
         log = read(path, planned.metrics)

@@ -515,7 +515,11 @@ class Probe:
     def _tracer(self, *, detailed: bool = False) -> activity.KernelTracer:
         # Where PyTorch sees one device there is nothing to tell apart.
         device = self._device.index if torch.cuda.device_count() > 1 else None
-        return activity.KernelTracer(self._synchronize, device=device, detailed=detailed)
+        # Other backends read what the device did, in whatever context.
+        counted = self._device.index if self._backend.source == "cupti" else None
+        return activity.KernelTracer(
+            self._synchronize, device=device, counted=counted, detailed=detailed
+        )
 
     def _warn_of_different(self, steps: Sequence[activity.Trace]) -> None:
         name = activity.different_kernels(steps)
@@ -874,7 +878,8 @@ def measure(
             ``analytic`` where that is too; else ``analytic``), one of the three, or a backend of
             your own.
         workload: Facts to keep in the record: texts, finite numbers, booleans and None; what
-            is none of these is kept as ``str`` writes it.
+            is none of these is kept as ``str`` writes it. ``rank`` and ``world_size`` of PyTorch's
+            process group are among them by themselves.
         progress: Called at every step with a ``Progress``.
         by: ``step`` for the step as a whole; ``phase`` for its parts as ``Probe.range`` marks
             them, too; ``layer`` for the modules of ``model`` as well, forward and backward;
@@ -916,7 +921,7 @@ def measure(
             timed=timed,
             rounds=rounds,
             kernels=kernels,
-            workload=storable(workload or {}),
+            workload=storable({**environment.ranks(), **(workload or {})}),
             progress=progress,
             breakdown=breakdown,
             witness=witness,
@@ -1024,7 +1029,9 @@ def _backend(choice: str, device: torch.device, name: str | None = None) -> Coun
 
         return AnalyticBackend()
     if choice == "cupti" and external.requested():
-        return external.ExternalBackend(lambda: torch.cuda.synchronize(device), name)
+        return external.ExternalBackend(
+            lambda: torch.cuda.synchronize(device), name, environment.ranks().get("rank")
+        )
     if choice in ("cupti", "gpm"):
         if device.type != "cuda":
             raise UsageError(

@@ -92,6 +92,7 @@ class KernelTimes:
         copy_byte: Bytes that the driver copied within the device.
         fill_byte: Bytes that the driver filled (memset).
         copies: How many such copies and fills there were.
+        elsewhere: Kernels per step that ran in another CUDA context than the one that was counted.
         source: ``cupti_activity``.
     """
 
@@ -104,6 +105,7 @@ class KernelTimes:
     copy_byte: float
     fill_byte: float
     copies: float = 0.0
+    elsewhere: float = 0.0
     source: str = "cupti_activity"
 
 

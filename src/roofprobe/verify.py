@@ -112,7 +112,7 @@ def cross_check(
         reason: str | None = None
         try:
             with (
-                external.only(record.name),
+                external.only(record),
                 ncu_run.profiled(run, command, ncu, logs=logs, stall=stall, limit=limit) as log,
             ):
                 counted = _imported(log, record.name)
@@ -154,12 +154,9 @@ def price(record: Measurement) -> float:
         launches = record.kernels.launches
     else:
         launches = timing.median / _SHORTEST if timing is not None else 0.0
-    ranks = record.workload.get("world_size")
-    # ncu profiles one process of a machine after the other.
-    processes = max(1, ranks) if isinstance(ranks, int | float) else 1
     # The warm-up, of which a record says nothing, is about as long as the timed steps.
     before = 2 * sum(timing.step) if timing is not None else 0.0
-    return processes * (MOST * launches + before)
+    return MOST * launches + before
 
 
 def applied(record: Measurement, check: CrossCheck) -> Measurement:

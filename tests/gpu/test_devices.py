@@ -1,12 +1,14 @@
 """Several devices, and several contexts on one, in one process."""
 
 import ctypes
+from contextlib import contextmanager
 
 import pytest
 import torch
 from workloads import gemm
 
 import roofprobe
+from roofprobe.errors import ForeignContextError
 
 BF16 = "tensor_bf16"
 
@@ -47,18 +49,46 @@ def test_work_on_another_device_alone_is_no_work_of_this_one():
     assert found.flop[BF16].value == 0
 
 
-def test_pytorchs_own_context_is_counted_where_another_one_is_current():
+@contextmanager
+def another_context():
+    """A context of somebody's own on the first device, current on this thread."""
     driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+    try:
+        yield
+    finally:
+        assert driver.cuCtxDestroy_v2(context) == 0
+
+
+def test_another_context_that_is_current_is_refused():
     step = gemm(2048, torch.bfloat16)
     step()
     torch.cuda.synchronize()
-    context, current = ctypes.c_void_p(), ctypes.c_void_p()
-    assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
-    try:
-        assert driver.cuCtxGetCurrent(ctypes.byref(current)) == 0
-        assert current.value == context.value
-        record = roofprobe.measure_step(step, warmup=2, timed=2)
-    finally:
-        assert driver.cuCtxDestroy_v2(context) == 0
-    # PyTorch makes its own context current for its work, and that is what is counted.
+    with (
+        another_context(),
+        pytest.raises(ForeignContextError, match="a library made for itself"),
+    ):
+        roofprobe.measure_step(step, warmup=2, timed=2, backend="cupti")
+    record = roofprobe.measure_step(step, warmup=2, timed=2, backend="cupti")
     assert roofprobe.figures(record).flop[BF16].value == pytest.approx(2 * 2048**3, rel=1e-3)
+
+
+def test_kernels_of_another_context_void_the_counters():
+    step = gemm(2048, torch.bfloat16)
+    other = gemm(1024, torch.bfloat16)
+    other()
+
+    def both():
+        step()
+        torch.cuda.synchronize()
+        with another_context():
+            other()
+            torch.cuda.synchronize()
+
+    record = roofprobe.measure_step(both, warmup=2, timed=2, backend="cupti")
+    assert (record.kernels.launches, record.kernels.elsewhere) == (2, 1)
+    assert roofprobe.figures(record).flop[BF16].value is None
+    assert record.notes["counters"].startswith("1 of 2 kernels ran in a CUDA context")
+    again = roofprobe.measure_step(step, warmup=2, timed=2, backend="cupti")
+    assert roofprobe.figures(again).flop[BF16].value == pytest.approx(2 * 2048**3, rel=1e-3)

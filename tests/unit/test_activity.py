@@ -133,6 +133,31 @@ def test_work_of_other_devices_is_not_kept():
     assert len(every._records) == 6
 
 
+def test_kernels_of_another_context_are_told_apart(monkeypatch):
+    kinds = cupti.ActivityKind
+    monkeypatch.setattr(activity, "primary_context_id", lambda device: 7 + device)
+    records = [
+        SimpleNamespace(
+            kind=kind, start=20, end=30, graph_id=0, name="k", bytes=4, copy_kind=8, context_id=each
+        )
+        for each in (7, 8, 1)
+        for kind in (kinds.CONCURRENT_KERNEL, kinds.MEMSET)
+    ]
+    silent = SimpleNamespace(
+        **{name: lambda *_: None for name in ("activity_register_callbacks", "activity_enable")},
+        get_timestamp=lambda: 0,
+        ActivityKind=kinds,
+        cuptiError=cupti.cuptiError,
+    )
+    monkeypatch.setattr(activity, "_cupti", lambda: silent)
+    for counted, elsewhere in ((1, 2), (None, 0)):
+        tracer = KernelTracer(lambda: None, counted=counted)
+        tracer.start()
+        tracer._keep(records)
+        found = summarize([tracer._records])
+        assert (found.launches, found.elsewhere) == (3, elsewhere)
+
+
 def test_a_cupti_without_a_clock_is_one_sentence(monkeypatch):
     """As cupti-python of another CUDA said it; the step must go on."""
 

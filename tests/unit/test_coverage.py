@@ -163,6 +163,20 @@ def test_kernels_that_moved_no_byte_were_not_counted(zeros, which):
     assert verdict(record).bound is None
 
 
+def test_kernels_of_another_context_are_missing_from_every_counter():
+    whole = recorded()
+    apart = replace(whole.kernels, elsewhere=1.0)
+    record = coverage.applied(replace(whole, kernels=apart), profiler_active=False)
+    assert every_value(record) == {None}
+    why = "1 of 384 kernels ran in a CUDA context that a library made for itself"
+    assert record.unavailable[L2].startswith(why)
+    assert record.notes["counters"] == record.coverage.cause == record.unavailable[L2]
+    assert Measurement.from_json(record.to_json()) == record
+    # GPM reads the device, whatever its contexts.
+    other = coverage.applied(replace(whole, kernels=apart, source="gpm"), profiler_active=False)
+    assert other.value(READ) == whole.value(READ)
+
+
 def test_it_is_warned_of_once():
     for names in ((), (READ, WRITE, L2, L1)):
         record = reading(recorded(), only=names)

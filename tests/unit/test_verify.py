@@ -568,8 +568,8 @@ def test_the_limit_follows_from_the_work(recorded):
     assert verify.price(recorded) == pytest.approx(50.5, abs=0.05)
     assert ncu_run.limit(50.5) == 1800
     assert ncu_run.limit(100) == 2000
-    ranks = replace(recorded, workload={"world_size": 4})
-    assert verify.price(ranks) == pytest.approx(202, abs=0.2)
+    ranks = replace(recorded, workload={"rank": 1, "world_size": 4})  # ncu profiles one of them
+    assert verify.price(ranks) == verify.price(recorded)
     # Not traced: one launch in 2 us at most, which are 2500 in 5 ms.
     untraced = replace(recorded, kernels=None)
     launches = recorded.timing.median / 2e-6
@@ -710,15 +710,81 @@ def test_the_records_name_goes_to_the_program(recorded, ncu, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["step", "größer\n= 2", "a\0b", "half \ud800"])
-def test_any_name_comes_through_the_environment(monkeypatch, capsys, name):
+def test_any_name_comes_through_the_environment(recorded, monkeypatch, capsys, name):
     monkeypatch.setenv(external.NAME, "another")
-    with external.only(name):
+    with external.only(replace(recorded, name=name)):
         assert os.environ[external.NAME].isascii()
         assert external.ExternalBackend(lambda: None, name).prepare([]).passes == 1
         with pytest.raises(CountersBusyError, match="is another one"):
             external.ExternalBackend(lambda: None, name + "!").prepare([])
     assert os.environ[external.NAME] == "another"
     assert len(external.passed_by(capsys.readouterr().err)) == 1
+
+
+TWO_RANKS = """
+    import os, sys
+    import torch
+    calls = []
+    torch.cuda.profiler.start = lambda: calls.append("start")
+    torch.cuda.profiler.stop = lambda: calls.append("stop")
+    torch.cuda.synchronize = lambda *_: None
+    import roofprobe
+    rank = int(sys.argv[1])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2
+    )
+    one = torch.ones(1)
+    def step():
+        torch.distributed.all_reduce(one)
+        calls.append("step")
+    try:
+        record = roofprobe.measure_step(
+            step, warmup=1, timed=2, device="cpu", backend=sys.argv[3], workload={"seed": 5}
+        )
+        print(record.workload)
+    finally:
+        print(*calls)
+"""
+
+
+def in_two_ranks(tmp_path, backend: str, **environment: str) -> list[str]:
+    """What each of two processes prints that do the same steps."""
+    script, store = textwrap.dedent(TWO_RANKS), tmp_path / f"store-{len(environment)}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(store), backend],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    return said
+
+
+def test_one_rank_is_marked_and_the_others_do_the_same_steps(recorded, tmp_path):
+    """ncu takes one process after the other: a range in each would wait for the other for ever."""
+    for record, marked in (
+        (recorded, 0),
+        (replace(recorded, workload={"rank": 1, "world_size": 2}), 1),
+    ):
+        with external.only(record):
+            asked = {name: os.environ[name] for name in (external.NAME, external.RANK)}
+        asked[external.NAME] = "step"
+        folder = tmp_path / str(marked)
+        folder.mkdir()
+        said = in_two_ranks(folder, "cupti", **{external.ENVIRONMENT: external.SOURCE}, **asked)
+        assert said[marked].split() == ["step", "step", "step", "start", "step", "stop"]
+        assert said[1 - marked].split() == ["step"] * 4
+    assert external.RANK not in os.environ
+
+
+def test_a_record_says_which_rank_it_is_of(tmp_path):
+    said = in_two_ranks(tmp_path, "analytic")
+    for rank, text in enumerate(said):
+        assert text.startswith(str({"rank": rank, "world_size": 2, "seed": 5}))
 
 
 def test_only_verify_makes_it_so(monkeypatch):

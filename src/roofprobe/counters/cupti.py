@@ -23,6 +23,7 @@ from roofprobe.counters import Plan, RegionCounters, RoundCounters
 from roofprobe.errors import (
     CuptiError,
     CuptiLibraryError,
+    ForeignContextError,
     RecordError,
     SharedDeviceError,
     UnknownMetricError,
@@ -164,6 +165,30 @@ def device_support(device: int) -> dict[str, str]:
     load()
     with _translated(f"CUDA device {device}"):
         return _native.device_support(device)
+
+
+def primary_context_id(device: int) -> int:
+    """CUPTI's number of a CUDA device's primary context, the one that is counted."""
+    load()
+    with _translated(f"CUDA device {device}"):
+        return _native.primary_context_id(device)
+
+
+def require_primary_context(device: int) -> None:
+    """Makes sure that what this thread launches on a CUDA device is counted.
+
+    Raises:
+        ForeignContextError: it would run in a context of somebody's own.
+    """
+    load()
+    with _translated(f"CUDA device {device}"):
+        foreign = _native.foreign_context_is_current(device)
+    if foreign:
+        raise ForeignContextError(
+            f"kernels on CUDA device {device} would run in a CUDA context that a library made for "
+            "itself (cuCtxCreate, a green context), and the counters are those of PyTorch's own: "
+            "take it off this thread while measuring (cuCtxPopCurrent)"
+        )
 
 
 def require_counters(device: int) -> None:
@@ -469,6 +494,7 @@ class CuptiBackend:
         if shared and os.environ.get(refusals.MPS_ALLOWED) != "1":
             raise SharedDeviceError(f"{refusals.MPS_SHARED}: {refusals.MPS_FIX}")
         chip = self.chip
+        require_primary_context(self._device)
         require_counters(self._device)
         with _translated(f"asking CUDA device {self._device} for its counters"):
             gated, spared = _around_gate(metrics, chip)

@@ -8,6 +8,10 @@ measured.
 
 A program may measure several things, and the run file is of one of them: ``NAME`` says which.
 Measurements of other names before it are plain steps.
+
+Of several ranks the run file is of one as well: ``RANK`` says which, and the others do the same
+steps unmarked. ncu profiles one process of a machine at a time, so that a range of each, with a
+collective in both, waits for the other one for ever (measured, two H200).
 """
 
 import os
@@ -18,9 +22,11 @@ from typing import Final
 
 from roofprobe.counters import Plan, RoundCounters
 from roofprobe.errors import CountersBusyError
+from roofprobe.record import Measurement
 
 ENVIRONMENT: Final = "ROOFPROBE_COUNTED_BY"
 NAME: Final = "ROOFPROBE_COUNTED_NAME"
+RANK: Final = "ROOFPROBE_COUNTED_RANK"
 SOURCE: Final = "ncu"
 
 _PASSED_BY: Final = "roofprobe: passed by without counters, as the run file is of another: "
@@ -32,16 +38,20 @@ def requested() -> bool:
 
 
 @contextmanager
-def only(name: str) -> Iterator[None]:
-    """Programs that are started in here mark the measurement of that name, and no other one."""
-    before = os.environ.get(NAME)
-    os.environ[NAME] = _spelled(name)
+def only(record: Measurement) -> Iterator[None]:
+    """Programs that are started in here mark the measurement that a record is of, and no other."""
+    rank = record.workload.get("rank")
+    wanted = {NAME: _spelled(record.name), RANK: str(rank if isinstance(rank, int) else 0)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        del os.environ[NAME]
-        if before is not None:
-            os.environ[NAME] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def passed_by(output: str) -> list[str]:
@@ -62,14 +72,21 @@ class ExternalBackend:
     Args:
         synchronize: Waits until the device has finished.
         name: Of the measurement; None for one that is marked whatever its name.
+        rank: Of this process; None where it is the only one.
     """
 
     source = SOURCE
     chip = None
 
-    def __init__(self, synchronize: Callable[[], None], name: str | None = None) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None],
+        name: str | None = None,
+        rank: int | None = None,
+    ) -> None:
         self._synchronize = synchronize
         self._name = name
+        self._marks = rank is None or str(rank) == os.environ.get(RANK, "0")
         self._open = False
 
     def prepare(self, metrics: Sequence[str]) -> Plan:
@@ -92,7 +109,9 @@ class ExternalBackend:
         """Nothing to attach."""
 
     def begin_pass(self) -> None:
-        """The other profiler's region begins."""
+        """The other profiler's region begins, where this rank is the one that it counts."""
+        if not self._marks:
+            return
         import torch
 
         self._synchronize()
