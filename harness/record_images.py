@@ -11,11 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from workloads import Step, copy, gemm, product, tf32, training_step
+from workloads import (
+    Step,
+    copy,
+    gemm,
+    phased_step,
+    product,
+    tf32,
+    three_linears_model,
+    training_step,
+)
 
 import roofprobe
 
 GIB2 = 2 * 2**30
+THREE_LAYERS, BATCH, WIDTHS = "three-layers", 4096, (2048, 4096, 4096, 1024)
 
 
 def main(folder: str, *names: str) -> None:
@@ -34,7 +44,10 @@ def main(folder: str, *names: str) -> None:
         "alexnet-b256-tf32": (lambda: training_step("alexnet", 256), None),
         "alexnet-b256-fp32": (lambda: training_step("alexnet", 256), False),
     }
-    for name in names or cases:
+    for name in names or (*cases, THREE_LAYERS):
+        if name == THREE_LAYERS:
+            by_layer(folder)
+            continue
         make, on = cases[name]
         # None is PyTorch's default: TF32 in convolutions, not in matrix products.
         with tf32(True, False) if on is None else tf32(on):
@@ -43,9 +56,25 @@ def main(folder: str, *names: str) -> None:
                 while not probe.done:
                     with probe.step():
                         step()
-        probe.save_counter_data(Path(folder, f"{name}.counters"))
-        probe.result.save(Path(folder, f"{name}.json"))
-        print(name, probe.result.complete, probe.result.warnings, flush=True)
+        keep(folder, name, probe)
+
+
+def by_layer(folder: str) -> None:
+    """Records a model whose FLOP per layer are known, part by part."""
+    model = three_linears_model(WIDTHS)
+    step = phased_step(model, (BATCH, WIDTHS[0]))
+    with tf32(True), roofprobe.measure(THREE_LAYERS, by="layer", model=model) as probe:
+        while not probe.done:
+            with probe.step():
+                step(probe)
+    keep(folder, THREE_LAYERS, probe)
+
+
+def keep(folder: str, name: str, probe: roofprobe.Probe) -> None:
+    """Writes what was measured, raw and as a record."""
+    probe.save_counter_data(Path(folder, f"{name}.counters"))
+    probe.result.save(Path(folder, f"{name}.json"))
+    print(name, probe.result.complete, probe.result.warnings, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,6 +56,37 @@ def driver_copy(byte: int) -> Step:
     source = torch.randn(byte // 4, device="cuda")
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
+
+
+def three_linears(batch: int, widths: tuple[int, int, int, int]) -> dict[str, float]:
+    """FLOP of each product of ``three_linears_model``, by layer and way.
+
+    A product of m x k by k x n takes 2 m k n. Backward, a layer has one for its weights and one
+    for its input, which the first layer does not need.
+    """
+    first, second, third = (
+        float(2 * batch * ins * outs) for ins, outs in pairwise(widths)
+    )
+    return {
+        "0 forward": first,
+        "2 forward": second,
+        "4 forward": third,
+        "4 backward": 2 * third,
+        "2 backward": 2 * second,
+        "0 backward": first,
+    }
+
+
+def three_linears_model(widths: tuple[int, int, int, int]) -> torch.nn.Module:
+    """Three layers without bias, with activations between them, on the GPU."""
+    a, b, c, d = widths
+    return torch.nn.Sequential(
+        torch.nn.Linear(a, b, bias=False),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Linear(b, c, bias=False),
+        torch.nn.ReLU(),
+        torch.nn.Linear(c, d, bias=False),
+    ).cuda()
 
 
 def phased_step(

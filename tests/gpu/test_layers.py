@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from workloads import gemm, phased_step, tf32
+from workloads import gemm, phased_step, tf32, three_linears, three_linears_model
 
 import roofprobe
 from roofprobe.counters.recorded import CounterFile
@@ -13,7 +13,7 @@ from roofprobe.part_tables import by_loss
 from roofprobe.parts import checks, parts, phases
 from roofprobe.report import layered_roofline, text
 
-BATCH, A, B, C, D = 4096, 2048, 4096, 4096, 1024
+BATCH, WIDTHS = 4096, (2048, 4096, 4096, 1024)
 MODELS = {"resnet18": 64, "resnet50": 64, "vit_b_16": 32}
 STORES = "smsp__sass_inst_executed_op_global_st.sum"
 
@@ -42,32 +42,17 @@ def by_layer(classifier):
 
 
 def test_flop_of_three_layers_are_exact_both_ways():
-    model = nn.Sequential(
-        nn.Linear(A, B, bias=False),
-        nn.ReLU(inplace=True),
-        nn.Linear(B, C, bias=False),
-        nn.ReLU(),
-        nn.Linear(C, D, bias=False),
-    ).cuda()
+    model = three_linears_model(WIDTHS)
     with tf32(True):
-        record = measured(phased_step(model, (BATCH, A)), model)
+        record = measured(phased_step(model, (BATCH, WIDTHS[0])), model)
     found = {part.name: part.figures.flop["tensor_tf32"].value for part in parts(record)}
     total = {part.name: part.figures.flop_total.value for part in parts(record)}
-    # 2mnk a product; backward one for the weights and one for the input, but for the first layer
-    ab, bc, cd = (2 * BATCH * m * n for m, n in ((A, B), (B, C), (C, D)))
-    exact = {
-        "0 forward": ab,
-        "2 forward": bc,
-        "4 forward": cd,
-        "4 backward": 2 * cd,
-        "2 backward": 2 * bc,
-        "0 backward": ab,
-    }
+    exact = three_linears(BATCH, WIDTHS)
     assert {name: value for name, value in found.items() if value} == pytest.approx(exact, rel=1e-3)
     assert {name: total[name] for name in exact} == pytest.approx(exact, rel=1e-3)
     # the activation in between reads and writes its whole operand, from memory or from L2
     relu = next(part for part in parts(record) if part.name == "1 forward")
-    assert relu.figures.byte["l1"].value == pytest.approx(2 * 4 * BATCH * B, rel=0.05)
+    assert relu.figures.byte["l1"].value == pytest.approx(2 * 4 * BATCH * WIDTHS[1], rel=0.05)
 
 
 def test_parts_add_up_to_a_step_that_was_not_cut(by_layer):
