@@ -107,8 +107,10 @@ const DriverLibrary& driver() {
     resolve(table.current_device, "cuCtxGetDevice");
     resolve(table.driver_version, "cuDriverGetVersion");
     resolve(table.error_name, "cuGetErrorName");
-    if (!missing.empty()) {
-      throw LibraryError("libcuda.so.1 has no " + missing + "; is it a stub library?");
+    const std::string needed = missing;
+    resolve(table.stream_green_context, "cuStreamGetGreenCtx");
+    if (!needed.empty()) {
+      throw LibraryError("libcuda.so.1 has no " + needed + "; is it a stub library?");
     }
     const CUresult result = table.init(0);
     if (result != CUDA_SUCCESS) {

@@ -76,6 +76,7 @@ struct DriverLibrary {
   decltype(&::cuDevicePrimaryCtxRelease) primary_release = nullptr;
   decltype(&::cuCtxGetCurrent) current_context = nullptr;
   decltype(&::cuCtxGetDevice) current_device = nullptr;
+  decltype(&::cuStreamGetGreenCtx) stream_green_context = nullptr;  // null before CUDA 12.4
   decltype(&::cuDriverGetVersion) driver_version = nullptr;
   decltype(&::cuGetErrorName) error_name = nullptr;
 };

@@ -96,8 +96,12 @@ bool foreign_context_is_current(int device_index) {
   if (current == nullptr) return false;
   CUdevice device = 0;
   check_driver(driver().current_device(&device), "cuCtxGetDevice");
+  if (device != device_handle(device_index)) return false;
   const PrimaryContext primary(device_index);
-  return device == device_handle(device_index) && current != primary.get();
+  if (current == primary.get()) return false;
+  CUgreenCtx green = nullptr;
+  const auto ask = driver().stream_green_context;
+  return ask == nullptr || ask(CU_STREAM_LEGACY, &green) != CUDA_SUCCESS || green == nullptr;
 }
 
 int driver_version() {

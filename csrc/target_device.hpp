@@ -51,7 +51,7 @@ AvailabilityImage counter_availability(int device_index);
 std::uint32_t primary_context_id(int device_index);
 
 // True where what this thread launches on the device runs in a context of somebody's own
-// (cuCtxCreate, a green context), which a session on the primary one does not see.
+// (cuCtxCreate), which a session on the primary one does not see. It sees green contexts.
 bool foreign_context_is_current(int device_index);
 
 // The CUDA version that the driver supports, e.g. 13000.

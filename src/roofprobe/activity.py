@@ -49,6 +49,7 @@ class Span:
         issued: When the processor asked for it, in the same clock; None where that is not kept:
             CUPTI knows it of kernels alone.
         elsewhere: It is a kernel of another CUDA context than the one that is counted.
+        blocks: Thread blocks of a kernel.
     """
 
     kind: Literal["kernel", "copy", "fill", "transfer"]
@@ -59,6 +60,7 @@ class Span:
     name: str = ""
     issued: float | None = None
     elsewhere: bool = False
+    blocks: int = 0
 
     @property
     def asked(self) -> float:
@@ -219,7 +221,8 @@ class KernelTracer:
                 known = self._detailed and not graph
                 issued = activity.queued or None if known else None
                 elsewhere = self._context is not None and activity.context_id != self._context
-                span = Span("kernel", *times, 0, graph, activity.name, issued, elsewhere)
+                blocks = activity.grid_x * activity.grid_y * activity.grid_z
+                span = Span("kernel", *times, 0, graph, activity.name, issued, elsewhere, blocks)
             elif activity.kind == fill:
                 span = Span("fill", *times, activity.bytes, graph)
             elif activity.kind == copy and activity.copy_kind == _COPY_DEVICE_TO_DEVICE:
@@ -302,6 +305,7 @@ def summarize(steps: Sequence[Sequence[Span]]) -> KernelTimes:
         fill_byte=sum(piece.byte for piece in pieces if piece.kind == "fill") / count,
         copies=sum(piece.kind != "kernel" for piece in pieces) / count,
         elsewhere=sum(kernel.elsewhere for kernel in kernels) / count,
+        blocks=sum(kernel.blocks for kernel in kernels) / count,
     )
 
 

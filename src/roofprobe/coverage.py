@@ -26,6 +26,10 @@ THRESHOLD: Final = 0.98
 # warp counts as one (measured, H200: harness/results/h200/coverage.json).
 _COPY_BYTE_PER_STORE: Final = 128
 
+# What a step of several contexts must reach. Its blocks are counted exactly; copies by the driver
+# have some that no record knows.
+_EVERY_BLOCK: Final = 0.999
+
 # How the tracer says that it was on and saw nothing (activity.KernelTracer).
 _NO_WORK: Final = "CUPTI recorded no work"
 # A 0 of a model or of GPM is no counter's.
@@ -63,21 +67,30 @@ def applied(record: Measurement, *, profiler_active: bool) -> Measurement:
 def unseen(record: Measurement) -> str | None:
     """Why counters miss a part of the step that kernel records show; None where they do not.
 
-    A session counts what its context runs, and bytes, which belong to no context, of everything:
-    neither is the whole step nor a known part of it.
+    A session counts what its CUDA context runs, and what runs in green contexts; bytes, which
+    belong to no context, it counts of everything (docs/design.md, "Coverage"). Where it misses a
+    kernel, no counter is the whole step's nor a known part's.
 
     Args:
         record: As counted.
     """
     kernels = record.kernels
-    if kernels is None or not kernels.elsewhere or record.source != "cupti":
+    if kernels is None or record.source != "cupti":
         return None
-    return (
-        f"{kernels.elsewhere:g} of {kernels.launches:g} kernels ran in a CUDA context that a "
-        "library made for itself (cuCtxCreate, a green context), and the counters are those of "
-        "PyTorch's own: leave them out of the step, or use backend gpm, which reads the whole "
-        "device"
-    )
+    rows = metrics.rows(record.metrics)
+    counted = _total({row.name: record.value(row.name) for row in rows}, rows, "block")
+    seen = None
+    if counted is not None and kernels.blocks:
+        seen = f"counters saw {counted:g} of {kernels.blocks:g} thread blocks that ran"
+        if counted and (not kernels.elsewhere or counted >= _EVERY_BLOCK * kernels.blocks):
+            return None
+    if kernels.elsewhere:
+        where = f"{kernels.elsewhere:g} of {kernels.launches:g} kernels ran in a CUDA context"
+        why = f"{where} that a library made for itself (cuCtxCreate)"
+        seen = seen or "nothing shows that they were counted"
+        fix = "leave them out of the step, or use backend gpm, which reads the whole device"
+        return f"{why}, and {seen}: {fix}"
+    return f"{seen}: {_UNCONNECTED}; run roofprobe doctor" if seen is not None else None
 
 
 def unconnected(record: Measurement) -> str | None:

@@ -23,7 +23,16 @@ from typing import Final, Literal
 from roofprobe.errors import UnknownMetricError, UsageError
 
 Kind = Literal[
-    "flop", "op", "byte", "sector", "rate", "second", "coverage_sass", "coverage_hardware", "gate"
+    "flop",
+    "op",
+    "byte",
+    "sector",
+    "rate",
+    "second",
+    "coverage_sass",
+    "coverage_hardware",
+    "gate",
+    "block",
 ]
 Level = Literal["dram", "l2", "l1"]
 LEVELS: Final[tuple[Level, ...]] = ("dram", "l2", "l1")
@@ -38,8 +47,9 @@ class Metric:
     Attributes:
         name: CUPTI's name with roll-up.
         kind: What one count is, once multiplied by ``weight``. ``op`` is an integer operation,
-            which never enters a FLOP total, ``rate`` is bytes a second, which no sum may hold, and
-            ``gate`` counts what a pipe executed (``Gate``).
+            which never enters a FLOP total, ``rate`` is bytes a second, which no sum may hold,
+            ``gate`` counts what a pipe executed (``Gate``), and ``block`` is a thread block that
+            was launched.
         weight: Factor from the counter's value to the base unit of ``kind``.
         path: FLOP path (``sass_fp32``, ``tensor_tf32``, ...) for kinds ``flop`` and ``op``.
         level: Memory level for kinds ``byte``, ``sector`` and ``rate``.
@@ -118,6 +128,10 @@ _COVERAGE_HARDWARE: Final = tuple(
     Metric(f"smsp__inst_executed_op_{op}_st_pred_on_any.sum", "coverage_hardware")
     for op in ("global", "generic")
 )
+
+# Kernel records say how many there were, so it shows whether the counters saw every kernel; it
+# costs no pass on any chip (docs/design.md, "Coverage").
+_BLOCKS: Final = Metric("sm__ctas_launched.sum", "block")
 
 # The published study's instruction metrics: "op_fp16" counts half instructions of every kind.
 _STUDY_FP16: Final = Metric(
@@ -410,16 +424,19 @@ def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Lev
 
 
 def with_coverage(names: Sequence[str]) -> list[str]:
-    """Adds the counters that check SASS instrumentation to a list with SASS metrics in it.
+    """Adds the counters that check the others: blocks, and stores where there are SASS metrics.
 
     CUPTI packs counters into passes in the order in which they are named. With one metric
     between the two store counters these cost no pass of their own (the ``full`` set takes 7
     passes instead of 8 on GH100 and GA100, 11 instead of 12 on GB202).
     """
+    if not names:
+        return []
     if not any("__sass_" in name for name in names):
-        return list(names)
+        return list(dict.fromkeys([*names, _BLOCKS.name]))
     first, second = (metric.name for metric in _COVERAGE_HARDWARE)
-    return list(dict.fromkeys([first, *names[:1], second, *names[1:], _COVERAGE_SASS.name]))
+    checked = (first, *names[:1], second, *names[1:], _COVERAGE_SASS.name, _BLOCKS.name)
+    return list(dict.fromkeys(checked))
 
 
 def gate_of(chip: str | None) -> Gate | None:
@@ -447,6 +464,7 @@ def _table() -> dict[str, Metric]:
         _TIME,
         _COVERAGE_SASS,
         *_COVERAGE_HARDWARE,
+        _BLOCKS,
         _STUDY_FP16,
         _DRAM_TOTAL,
     ]

@@ -93,6 +93,7 @@ class KernelTimes:
         fill_byte: Bytes that the driver filled (memset).
         copies: How many such copies and fills there were.
         elsewhere: Kernels per step that ran in another CUDA context than the one that was counted.
+        blocks: Thread blocks of the kernels per step; None where it was not kept.
         source: ``cupti_activity``.
     """
 
@@ -106,6 +107,7 @@ class KernelTimes:
     fill_byte: float
     copies: float = 0.0
     elsewhere: float = 0.0
+    blocks: float | None = None
     source: str = "cupti_activity"
 
 

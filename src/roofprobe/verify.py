@@ -225,6 +225,8 @@ def _left_out(record: Measurement) -> dict[str, str]:
             found[row.name] = "a check of the SASS counters, which are compared themselves"
         elif row.kind == "rate":
             found[row.name] = "a rate over ncu's own time, which is another one"
+        elif row.kind == "block":
+            found[row.name] = "a check that the counters see every kernel"
         elif row.kind == "gate":
             found[row.name] = "says whether its pipe did anything; what that executes is compared"
     unknown = [name for name in record.metrics if name not in metrics.TABLE]

@@ -65,6 +65,7 @@ def backend(monkeypatch):
     monkeypatch.setattr(_native, "RangeSession", Session)
     monkeypatch.setattr(cupti, "chip_of", lambda device: "GH100")
     monkeypatch.setattr(cupti, "require_counters", lambda device: None)
+    monkeypatch.setattr(cupti, "require_primary_context", lambda device: None)
     monkeypatch.setattr(cupti, "_scheduled", scheduled)
     return cupti.CuptiBackend(0, lambda: None)
 

@@ -89,6 +89,7 @@ def test_units_are_what_the_table_takes_them_for(chip, name):
             "sector": "l2_sector",  # 32 bytes: see below
             "rate": "byte/second",
             "second": "nanosecond",
+            "block": "cta",  # CUDA's thread block
         }.get(row.kind, "math_op" if tensor else "instruction")
         assert unit == expected, row.name
 

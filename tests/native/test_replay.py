@@ -146,7 +146,7 @@ def test_an_early_end_still_names_the_metrics():
     with measure() as probe:
         for _ in probe.steps(range(1)):
             work()
-    assert len(probe.result.metrics) == 23
+    assert len(probe.result.metrics) == 24
     assert set(probe.result.unavailable) == set(probe.result.metrics)
 
 

@@ -15,6 +15,8 @@ from roofprobe.activity import (
 )
 from roofprobe.errors import RoofprobeError
 
+GRID = {"grid_x": 3, "grid_y": 2, "grid_z": 1}  # 6 thread blocks
+
 
 def test_sum_union_and_span_are_means_over_steps():
     # 0..2 and 1..4 overlap by 1, then idle until 6..7, where a copy runs beside; 100 s later
@@ -83,7 +85,9 @@ def test_what_is_kept_of_cuptis_records(detailed):
     kinds = cupti.ActivityKind
 
     def record(kind, start, **more):
-        return SimpleNamespace(kind=kind, start=start, end=start + 5, **{"graph_id": 0, **more})
+        return SimpleNamespace(
+            kind=kind, start=start, end=start + 5, **{"graph_id": 0, **GRID, **more}
+        )
 
     tracer = KernelTracer(lambda: None, detailed=detailed)
     tracer._keep(
@@ -97,8 +101,8 @@ def test_what_is_kept_of_cuptis_records(detailed):
         ]
     )
     expected = [
-        Span("kernel", 20, 25, name="_Z3addv", issued=10 if detailed else None),
-        Span("kernel", 25, 30, name="_Z3mulv", from_graph=True),
+        Span("kernel", 20, 25, name="_Z3addv", issued=10 if detailed else None, blocks=6),
+        Span("kernel", 25, 30, name="_Z3mulv", from_graph=True, blocks=6),
         Span("fill", 30, 35, 64),
         Span("copy", 40, 45, 32, from_graph=True),
     ]
@@ -117,6 +121,7 @@ def test_work_of_other_devices_is_not_kept():
             name="k",
             bytes=4,
             copy_kind=8,
+            **GRID,
         )
         for device in (0, 1)
         for kind in (kinds.CONCURRENT_KERNEL, kinds.MEMSET, kinds.MEMCPY)
@@ -138,7 +143,15 @@ def test_kernels_of_another_context_are_told_apart(monkeypatch):
     monkeypatch.setattr(activity, "primary_context_id", lambda device: 7 + device)
     records = [
         SimpleNamespace(
-            kind=kind, start=20, end=30, graph_id=0, name="k", bytes=4, copy_kind=8, context_id=each
+            kind=kind,
+            start=20,
+            end=30,
+            graph_id=0,
+            name="k",
+            bytes=4,
+            copy_kind=8,
+            context_id=each,
+            **GRID,
         )
         for each in (7, 8, 1)
         for kind in (kinds.CONCURRENT_KERNEL, kinds.MEMSET)
@@ -155,7 +168,7 @@ def test_kernels_of_another_context_are_told_apart(monkeypatch):
         tracer.start()
         tracer._keep(records)
         found = summarize([tracer._records])
-        assert (found.launches, found.elsewhere) == (3, elsewhere)
+        assert (found.launches, found.elsewhere, found.blocks) == (3, elsewhere, 3 * 6)
 
 
 def test_a_cupti_without_a_clock_is_one_sentence(monkeypatch):

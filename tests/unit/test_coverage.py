@@ -163,18 +163,67 @@ def test_kernels_that_moved_no_byte_were_not_counted(zeros, which):
     assert verdict(record).bound is None
 
 
-def test_kernels_of_another_context_are_missing_from_every_counter():
+BLOCKS = "sm__ctas_launched.sum"
+
+
+def launched(counted: float | None, ran: float | None, elsewhere: float = 0.0) -> Measurement:
+    """The record of a step with so many thread blocks, judged."""
     whole = recorded()
-    apart = replace(whole.kernels, elsewhere=1.0)
-    record = coverage.applied(replace(whole, kernels=apart), profiler_active=False)
+    kernels = replace(whole.kernels, blocks=ran, elsewhere=elsewhere)
+    (round_,) = whole.rounds
+    if counted is not None:
+        round_ = replace(round_, counters={**round_.counters, BLOCKS: counted})
+        whole = replace(whole, metrics=(*whole.metrics, BLOCKS))
+    record = replace(whole, kernels=kernels, rounds=(round_,))
+    return coverage.applied(record, profiler_active=False)
+
+
+@pytest.mark.parametrize(
+    ("counted", "ran", "elsewhere", "why"),
+    [
+        (
+            900.0,
+            1000.0,
+            1.0,
+            "1 of 384 kernels ran in a CUDA context that a library made for itself (cuCtxCreate), "
+            "and counters saw 900 of 1000 thread blocks that ran: leave them out of the step, or",
+        ),
+        (None, 1000.0, 2.0, "2 of 384 kernels ran in a CUDA context that a library made for itsel"),
+        (900.0, None, 1.0, "1 of 384 kernels ran in a CUDA context that a library made for itself"),
+        (0.0, 1000.0, 0.0, "counters saw 0 of 1000 thread blocks that ran: the counters were not"),
+    ],
+)
+def test_blocks_that_were_not_counted_void_every_counter(counted, ran, elsewhere, why):
+    record = launched(counted, ran, elsewhere)
     assert every_value(record) == {None}
-    why = "1 of 384 kernels ran in a CUDA context that a library made for itself"
     assert record.unavailable[L2].startswith(why)
+    if counted is None:
+        assert "and nothing shows that they were counted: " in record.unavailable[L2]
     assert record.notes["counters"] == record.coverage.cause == record.unavailable[L2]
     assert Measurement.from_json(record.to_json()) == record
-    # GPM reads the device, whatever its contexts.
-    other = coverage.applied(replace(whole, kernels=apart, source="gpm"), profiler_active=False)
-    assert other.value(READ) == whole.value(READ)
+
+
+@pytest.mark.parametrize(
+    ("counted", "ran", "elsewhere"),
+    [
+        (1000.0, 1000.0, 384.0),  # green contexts, which are counted
+        (1020.0, 1000.0, 1.0),  # and 20 blocks of the driver's copies
+        (500.0, 1000.0, 0.0),  # steps that are not alike are warned of elsewhere
+        (None, 1000.0, 0.0),
+        (1000.0, None, 0.0),
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_blocks_that_were_counted_void_nothing(counted, ran, elsewhere):
+    record = launched(counted, ran, elsewhere)
+    assert record.value(L2) == 188_016_112_128
+    assert record.notes == {}
+
+
+def test_gpm_reads_the_device_whatever_its_contexts():
+    apart = replace(recorded().kernels, elsewhere=1.0)
+    record = coverage.applied(recorded(kernels=apart, source="gpm"), profiler_active=False)
+    assert record.value(L2) == 188_016_112_128
 
 
 def test_it_is_warned_of_once():

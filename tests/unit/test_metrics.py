@@ -107,10 +107,12 @@ def test_unknown_chip_says_what_is_known():
         metrics.metric_set("full", "XX999")
 
 
-def test_coverage_is_added_only_where_sass_is():
+def test_stores_are_added_only_where_sass_is():
     memory = list(metrics.metric_set("memory", "GH100"))
-    assert metrics.with_coverage(memory) == memory
+    assert metrics.with_coverage(memory) == [*memory, "sm__ctas_launched.sum"]
     added = set(metrics.with_coverage([SASS.format("ffma")])) - {SASS.format("ffma")}
-    assert {metrics.TABLE[name].kind for name in added} == {"coverage_sass", "coverage_hardware"}
+    stores = {"coverage_sass", "coverage_hardware"}
+    assert {metrics.TABLE[name].kind for name in added} == {*stores, "block"}
+    assert metrics.with_coverage([]) == []
     full = metrics.with_coverage(metrics.metric_set("full", "GH100"))
     assert sorted(metrics.with_coverage(full)) == sorted(full)

@@ -186,8 +186,8 @@ def require_primary_context(device: int) -> None:
     if foreign:
         raise ForeignContextError(
             f"kernels on CUDA device {device} would run in a CUDA context that a library made for "
-            "itself (cuCtxCreate, a green context), and the counters are those of PyTorch's own: "
-            "take it off this thread while measuring (cuCtxPopCurrent)"
+            "itself (cuCtxCreate), and the counters are those of PyTorch's own: take it off this "
+            "thread while measuring (cuCtxPopCurrent)"
         )
 
 
@@ -494,7 +494,6 @@ class CuptiBackend:
         if shared and os.environ.get(refusals.MPS_ALLOWED) != "1":
             raise SharedDeviceError(f"{refusals.MPS_SHARED}: {refusals.MPS_FIX}")
         chip = self.chip
-        require_primary_context(self._device)
         require_counters(self._device)
         with _translated(f"asking CUDA device {self._device} for its counters"):
             gated, spared = _around_gate(metrics, chip)
@@ -538,6 +537,7 @@ class CuptiBackend:
 
     def _open(self, scheduled: _Scheduled | None, max_ranges: int) -> None:
         assert scheduled is not None and scheduled.plan is not None, "prepare() comes first"
+        require_primary_context(self._device)  # here, as prepare() runs on another thread
         self._synchronize()
         with _translated("opening a range profiler session"):
             self._session = _native.RangeSession(

@@ -183,6 +183,8 @@ def meaning_of(row: Metric) -> str:
         return "time that the GPU was in the range, ns"
     if row.kind == "gate":
         return "warp instructions of a pipe: where 0, what only it executes was not instrumented"
+    if row.kind == "block":
+        return "thread blocks launched: where kernel records show more, kernels were not counted"
     by = "instrumentation" if row.kind == "coverage_sass" else "the hardware"
     return f"store instructions, counted by {by}"
 
