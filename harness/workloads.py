@@ -64,9 +64,7 @@ def three_linears(batch: int, widths: tuple[int, int, int, int]) -> dict[str, fl
     A product of m x k by k x n takes 2 m k n. Backward, a layer has one for its weights and one
     for its input, which the first layer does not need.
     """
-    first, second, third = (
-        float(2 * batch * ins * outs) for ins, outs in pairwise(widths)
-    )
+    first, second, third = (float(2 * batch * ins * outs) for ins, outs in pairwise(widths))
     return {
         "0 forward": first,
         "2 forward": second,

@@ -166,10 +166,12 @@ def test_kernels_that_moved_no_byte_were_not_counted(zeros, which):
 BLOCKS = "sm__ctas_launched.sum"
 
 
-def launched(counted: float | None, ran: float | None, elsewhere: float = 0.0) -> Measurement:
+def launched(
+    counted: float | None, ran: float | None, elsewhere: float = 0.0, copies: float = 0.0
+) -> Measurement:
     """The record of a step with so many thread blocks, judged."""
     whole = recorded()
-    kernels = replace(whole.kernels, blocks=ran, elsewhere=elsewhere)
+    kernels = replace(whole.kernels, blocks=ran, elsewhere=elsewhere, copies=copies)
     (round_,) = whole.rounds
     if counted is not None:
         round_ = replace(round_, counters={**round_.counters, BLOCKS: counted})
@@ -190,6 +192,8 @@ def launched(counted: float | None, ran: float | None, elsewhere: float = 0.0) -
         ),
         (None, 1000.0, 2.0, "2 of 384 kernels ran in a CUDA context that a library made for itsel"),
         (900.0, None, 1.0, "1 of 384 kernels ran in a CUDA context that a library made for itself"),
+        # Records that miss kernels prove nothing.
+        (1100.0, 1000.0, 1.0, "1 of 384 kernels ran in a CUDA context that a library made for it"),
         (0.0, 1000.0, 0.0, "counters saw 0 of 1000 thread blocks that ran: the counters were not"),
     ],
 )
@@ -204,18 +208,18 @@ def test_blocks_that_were_not_counted_void_every_counter(counted, ran, elsewhere
 
 
 @pytest.mark.parametrize(
-    ("counted", "ran", "elsewhere"),
+    ("counted", "ran", "elsewhere", "copies"),
     [
-        (1000.0, 1000.0, 384.0),  # green contexts, which are counted
-        (1020.0, 1000.0, 1.0),  # and 20 blocks of the driver's copies
-        (500.0, 1000.0, 0.0),  # steps that are not alike are warned of elsewhere
-        (None, 1000.0, 0.0),
-        (1000.0, None, 0.0),
-        (0.0, 0.0, 0.0),
+        (1000.0, 1000.0, 384.0, 0.0),  # green contexts, which are counted
+        (1020.0, 1000.0, 1.0, 2.0),  # and 20 blocks of two copies by the driver
+        (500.0, 1000.0, 0.0, 0.0),  # steps that are not alike are warned of elsewhere
+        (None, 1000.0, 0.0, 0.0),
+        (1000.0, None, 0.0, 0.0),
+        (0.0, 0.0, 0.0, 0.0),
     ],
 )
-def test_blocks_that_were_counted_void_nothing(counted, ran, elsewhere):
-    record = launched(counted, ran, elsewhere)
+def test_blocks_that_were_counted_void_nothing(counted, ran, elsewhere, copies):
+    record = launched(counted, ran, elsewhere, copies)
     assert record.value(L2) == 188_016_112_128
     assert record.notes == {}
 

@@ -917,7 +917,7 @@ def test_hidden_gpus_are_no_fault_of_the_driver(environment, mig, fix):
 def test_mig_without_an_instance_is_named():
     judged = machine(devices=0, gpu={"index": None, "mig": True, "granted": None})
     assert "MIG is on for NVIDIA H200" in found(judged, "fail")["PyTorch"]
-    assert "MIG is on" in found(judged, "n/a")["GPU"]
+    assert "MIG is on" in found(judged, "n/a")["hidden GPU"]
 
 
 def test_volta_needs_a_pytorch_for_cuda_12():
@@ -930,6 +930,13 @@ def test_volta_needs_a_pytorch_for_cuda_12():
 
 def test_a_gpu_that_is_not_there():
     assert "--gpu" in found(machine(selected=3), "fail")["GPU"]
+
+
+def test_a_hidden_gpu_takes_no_other_findings_name():
+    hidden = {"index": None, "granted": None}
+    judged = machine(selected=3, gpu=hidden, environment={"CUDA_VISIBLE_DEVICES": "1"})
+    assert "--gpu" in found(judged, "fail")["GPU"]
+    assert "hidden by CUDA_VISIBLE_DEVICES" in found(judged, "n/a")["hidden GPU"]
 
 
 def test_nvidia_smi_and_cuda_are_merged_by_uuid():

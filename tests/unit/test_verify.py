@@ -179,12 +179,13 @@ def test_several_processes_are_averaged(recorded, logs):
 
 # ncu's own count of the recorded step; and a gradient of 30.5e6 values, each added once.
 NCU_FADD = 68_869_662
+WRITTEN = "dram__bytes_write.sum"
 ALL_REDUCE = 30_500_000
 
 
 def counting(record: Measurement, workload: dict, **counters: float) -> Measurement:
     """The record with other counts and facts."""
-    named = {"fadd": FADD, "tensor": TF32}
+    named = {"fadd": FADD, "tensor": TF32, "written": WRITTEN}
     changed = {named[key]: value for key, value in counters.items()}
     (round_,) = record.rounds
     facts = {key: value for key, value in record.workload.items() if key != "world_size"}
@@ -232,6 +233,21 @@ def test_what_nccl_does_not_explain_differs(recorded, ncu, workload, counters):
     assert row.agrees is False
     assert "nccl" not in (row.reason or "")
     assert not found.agrees
+
+
+@pytest.mark.parametrize(
+    ("ranks", "factor", "agrees"),
+    [(2, 1.3, None), (2, 1.01, True), (2, 0.9, False), (1, 1.3, False)],
+)
+def test_what_other_ranks_write_here_is_not_judged(recorded, ncu, ranks, factor, agrees):
+    theirs = next(
+        row.other for row in recorded.crosscheck.counters if row.metric == WRITTEN and row.agrees
+    )
+    ours = counting(recorded, {"world_size": ranks}, written=factor * theirs)
+    found = check(ours, ncu("shutil.copy(real, log)"))
+    (row,) = [row for row in found.counters if row.metric == WRITTEN and row.tolerance is not None]
+    assert row.agrees is agrees
+    assert ("other ranks write into this GPU's memory" in (row.reason or "")) is (agrees is None)
 
 
 def test_where_nothing_tells_of_nccl_the_difference_stands_and_says_so(recorded, ncu):

@@ -41,7 +41,7 @@ def gpus(state: State) -> Iterator[Finding]:
 def _gpu(state: State, gpu: Gpu) -> Finding:
     """One GPU. What stands against the machine or the process is left to the rules for that."""
     selected = gpu.index == state.facts.selected
-    check = "GPU" if gpu.index is None else f"GPU {gpu.index}"
+    check = "hidden GPU" if gpu.index is None else f"GPU {gpu.index}"
     what = _described(gpu)
     capability = pair(gpu.compute_capability)
     code = refusals.status_of_support(gpu.support)
