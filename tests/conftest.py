@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 
 import pytest
@@ -20,6 +21,10 @@ EXPECTED_SKIPS = {
 }
 
 _unexpected_skips: list[str] = []
+
+
+# A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @functools.cache

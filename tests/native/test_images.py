@@ -30,7 +30,7 @@ def counters(name):
 
 
 def test_there_are_recordings():
-    assert len(NAMES) == 12
+    assert len(NAMES) == 13
 
 
 @pytest.mark.parametrize("name", NAMES)
