@@ -286,15 +286,26 @@ class Breakdown:
             )
         if self._strangers:
             names = ", ".join(sorted({_spelled(label) for label in self._strangers})[:5])
+            cause = "every step must do the same work"
+            if self._hidden():
+                cause = (
+                    "a compiled function hides them where it does not run eagerly, or the steps do "
+                    "not do the same work; layers cannot be told apart, phases can (probe.range)"
+                )
             yield (
                 f"parts that no labelled step had are counted as outside of everything: {names}; "
-                "every step must do the same work"
+                f"{cause}"
             )
         if self._partial:
             labels = list(self._index)
             names = ", ".join(_spelled(labels[index]) for index in sorted(self._partial)[:5])
             yield f"parts that only some passes entered have no counts: {names}"
         yield from self._notes_on_spans()
+
+    def _hidden(self) -> bool:
+        """True where modules were met, though in no labelled step."""
+        labelled = any(label.module is not None for label in self._index)
+        return not labelled and any(label.module is not None for label in self._strangers)
 
     def _notes_on_spans(self) -> Iterator[str]:
         spans = [span for trace in self._traces for span in trace.spans if span.kind == "kernel"]
@@ -339,7 +350,10 @@ class Breakdown:
                 f"compiled, and so one part each, without layers: {', '.join(compiled)}; phases "
                 "still stand"
             )
-        elif all(label.module is None for label in self._index) and "the model" not in scripted:
+        elif (
+            all(label.module is None for label in (*self._index, *self._strangers))
+            and "the model" not in scripted
+        ):
             holders = "a compiled function" + (" or a CUDA graph" if self._cuda else "")
             yield (
                 f"no module of model= was called in a step: it is another model than the one that "

@@ -5,12 +5,14 @@ level is named; FLOP/s is FLOP over the unprofiled step time unless kernel time 
 that misses a part is None, never a partial sum.
 """
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
 from roofprobe import metrics
+from roofprobe.errors import UsageError
 from roofprobe.metrics import Metric
 from roofprobe.record import Measurement
 
@@ -106,7 +108,17 @@ class Figures:
 
 
 def figures(record: Measurement) -> Figures:
-    """Derives every figure of a record."""
+    """Derives every figure of a record.
+
+    Raises:
+        UsageError: no record was given.
+    """
+    # Whatever judges or shows a record begins here.
+    if not isinstance(record, Measurement):
+        raise UsageError(
+            f"{reprlib.repr(record)} is no record: give a Measurement, which "
+            "Measurement.load(path) reads from a run file"
+        )
     rows = own_rows(record)
     flop = {
         path: _path(record, path, [row for row in rows if row.path == path])

@@ -6,17 +6,18 @@ It knows nothing of counters.
 """
 
 import difflib
+import io
 import itertools
 import pickle
 import random
 import re
-import shutil
 import struct
+import textwrap
 import time
 import urllib.error
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -32,6 +33,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from roofprobe.errors import RoofprobeError, UsageError
+from roofprobe.record import write_whole
 
 CLASSES: Final = 1000  # of ImageNet-1k; every torchvision model has that many outputs
 # Images of ILSVRC-2012 (Russakovsky et al. 2015, table 2), whose place --dummy takes.
@@ -437,18 +439,18 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
         }
-        try:
-            # A neighbour first: an interrupted run must not destroy the checkpoint before it.
-            torch.save(checkpoint, path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)
-            if best:
-                shutil.copyfile(path, folder / "model_best.pth.tar")
-        except (OSError, RuntimeError) as error:
-            raise RoofprobeError(f"could not write {path}: {error}") from None
+        # By way of memory: where a disk is full, PyTorch's own writer does not say so.
+        written = io.BytesIO()
+        torch.save(checkpoint, written)
+        write_whole(path, written.getvalue())
+        if best:
+            write_whole(folder / "model_best.pth.tar", written.getvalue())
         return path
 
     def restore(self, path: str) -> None:
         """Goes on from a checkpoint, of ours or of the example that people know.
+
+        Its learning rate, momentum and weight decay take the place of the options'.
 
         Raises:
             UsageError: there is no such file, or it holds another model.
@@ -464,17 +466,20 @@ class Trainer:
         try:
             # Saved from inside DataParallel or DDP, every key starts with "module.".
             weights = checkpoint["state_dict"].items()
-            self._plain.load_state_dict({key.removeprefix("module."): w for key, w in weights})
+            named = {str(key).removeprefix("module."): weight for key, weight in weights}
+            self._plain.load_state_dict(named)
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            _require_sgd(self.optimizer)
             self.epoch = checkpoint["epoch"]
             self.best_acc1 = float(checkpoint["best_acc1"])
-            # The example wrote no scheduler before 2022; the position is all that StepLR needs.
-            position = {"last_epoch": self.epoch, "_step_count": self.epoch + 1}
-            self.scheduler.load_state_dict(checkpoint.get("scheduler", position))
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.scheduler.load_state_dict(_schedule(checkpoint, self.scheduler))
+        except _DAMAGE as error:
             raise RoofprobeError(
                 f"{path} does not fit {self.options.arch}: {_first_reason(error)}"
             ) from None
+        (group,) = self.optimizer.param_groups
+        in_force = {name: group[name] for name in ("lr", "momentum", "weight_decay")}
+        self.options = replace(self.options, **in_force)
 
     def _forward(self, model: nn.Module, images: Tensor, targets: Tensor) -> Output:
         with self.phase("data"):
@@ -507,6 +512,9 @@ _DAMAGE: Final = (
 )
 
 
+_BRIEF: Final = 200  # characters
+
+
 def _read_checkpoint(path: str, device: torch.device) -> dict[str, Any]:
     try:
         # Tensors and plain values only: a checkpoint is data from elsewhere and must run no code.
@@ -528,16 +536,87 @@ def _require_position(path: str, checkpoint: Mapping[str, Any]) -> None:
     """Refuses what cannot say which model it is of, or where its training stood."""
     arch, epoch, best = (checkpoint[key] for key in ("arch", "epoch", "best_acc1"))
     if not isinstance(arch, str):
-        raise RoofprobeError(f"{path} does not name its model: arch is {arch!r}, and no text")
-    if type(epoch) is not int or epoch < 0:
-        raise RoofprobeError(f"{path} is at no epoch: epoch is {epoch!r}, and no integer from 0 on")
-    with suppress(TypeError, ValueError, RuntimeError):
+        raise RoofprobeError(f"{path} does not name its model: arch is {_shown(arch)}, and no text")
+    if type(epoch) is not int or not 0 <= epoch < 2**63:
+        raise RoofprobeError(
+            f"{path} is at no epoch: epoch is {_shown(epoch)}, and no integer from 0 on"
+        )
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         if 0 <= float(best) <= 100:
             return
-    raise RoofprobeError(f"{path} has no accuracy: best_acc1 is {best!r}, and no percentage")
+    raise RoofprobeError(f"{path} has no accuracy: best_acc1 is {_shown(best)}, and no percentage")
+
+
+def _require_sgd(optimizer: torch.optim.SGD) -> None:
+    """Refuses a state with which a step would fail: PyTorch loads nearly anything.
+
+    Raises:
+        ValueError: what does not fit.
+    """
+    largest = torch.finfo(torch.float32).max
+    for group in optimizer.param_groups:
+        for name, usual in optimizer.defaults.items():
+            if name not in group:
+                raise ValueError(f"its optimizer is no SGD, having no {name}")
+            value = group[name]
+            if usual is None or isinstance(usual, bool):
+                # To be differentiated, a step must not change weights in place, as training does.
+                if value not in ((False,) if name == "differentiable" else (None, False, True)):
+                    raise ValueError(f"{name} of its optimizer is {_shown(value)}")
+            elif type(value) not in (int, float) or not 0 <= value <= largest:
+                raise ValueError(
+                    f"{name} of its optimizer is {_shown(value)}, and no number from 0 on"
+                )
+        for weight in group["params"]:
+            state = optimizer.state.get(weight, {})
+            if not isinstance(state, dict):
+                raise ValueError(f"the optimizer's state of a weight is {_shown(state)}")
+            momentum = state.get("momentum_buffer")
+            if momentum is None:
+                continue
+            if not isinstance(momentum, Tensor) or momentum.layout != torch.strided:
+                raise ValueError("its momentum of a weight is no plain tensor")
+            if momentum.shape != weight.shape:
+                raise ValueError(
+                    f"its momentum of a weight of {tuple(weight.shape)} is of "
+                    f"{tuple(momentum.shape)}"
+                )
+
+
+def _schedule(
+    checkpoint: Mapping[str, Any], scheduler: torch.optim.lr_scheduler.StepLR
+) -> dict[str, Any]:
+    """What StepLR goes on from; all else that a checkpoint may hold of it follows from this.
+
+    Raises:
+        ValueError: it is no state of a StepLR.
+    """
+    # The example wrote no scheduler before 2022.
+    usual = {
+        "last_epoch": checkpoint["epoch"],
+        "step_size": scheduler.step_size,
+        "gamma": scheduler.gamma,
+    }
+    found = checkpoint.get("scheduler", usual)
+    if not isinstance(found, dict) or not usual.keys() <= found.keys():
+        raise ValueError("its scheduler is no StepLR, which has last_epoch, step_size and gamma")
+    last, size, gamma = (found[name] for name in usual)
+    if type(last) is not int or last < 0:
+        raise ValueError(f"last_epoch of its scheduler is {_shown(last)}, and no integer from 0 on")
+    if type(size) is not int or size < 1:
+        raise ValueError(f"step_size of its scheduler is {_shown(size)}, and no integer from 1 on")
+    if type(gamma) not in (int, float) or not 0 <= gamma <= 1:
+        raise ValueError(f"gamma of its scheduler is {_shown(gamma)}, and no number from 0 to 1")
+    return {"last_epoch": last, "step_size": size, "gamma": gamma, "_step_count": last + 1}
 
 
 def _first_reason(error: Exception) -> str:
     """PyTorch puts the reasons why weights do not fit in lines below a heading."""
     heading, *reasons = str(error).splitlines() or [type(error).__name__]
-    return reasons[0].strip().rstrip(".") if reasons else heading
+    reason = reasons[0] if reasons and heading.endswith(":") else str(error) or heading
+    return textwrap.shorten(reason, _BRIEF, placeholder=" ...").rstrip(".")
+
+
+def _shown(value: object) -> str:
+    """A value out of a file, in a sentence: that of a tensor may have many lines."""
+    return textwrap.shorten(repr(value), _BRIEF, placeholder=" ...")

@@ -81,6 +81,7 @@ class Use:
         spread: Of the fraction, relative: of counts, step time and roof together; None for none.
         at_least: True where time and fraction are at least so: a part of the work was not
             counted, or the counter may have counted it twice.
+        modelled: True where the work is bytes of a model, which knows no caches.
     """
 
     ceiling: Ceiling
@@ -88,6 +89,7 @@ class Use:
     fraction: float
     spread: float | None = None
     at_least: bool = False
+    modelled: bool = False
 
     @property
     def name(self) -> str:
@@ -302,6 +304,7 @@ def judge(
     *,
     levels: Sequence[str] = metrics.LEVELS,
     l2_hops: float = 1.0,
+    no_roof: str = _NO_ROOF,
 ) -> Verdict:
     """Judges figures under ceilings.
 
@@ -310,6 +313,7 @@ def judge(
         ceilings: All that are known, of either kind; of each kind one a path and level.
         levels: Memory levels that the device has, farthest first.
         l2_hops: Bytes that the counter of L2 reads at most for each byte that SMs asked for.
+        no_roof: What to say of a path or level without a ceiling.
     """
     basis = _basis(derived, ceilings)
     own = [ceiling for ceiling in ceilings if ceiling.source == basis]
@@ -318,8 +322,8 @@ def judge(
     step = derived.step_time
     if step.value:
         for found in (
-            *_compute(derived, own, ceilings),
-            *_memory(derived, own, levels, l2_hops),
+            *_compute(derived, own, ceilings, no_roof),
+            *_memory(derived, own, levels, l2_hops, no_roof),
         ):
             if isinstance(found, Use):
                 known.append(found)
@@ -331,7 +335,11 @@ def judge(
     if binding is not None:
         if basis == "measured" and binding.fraction > ABOVE_ROOF:
             sheet = [ceiling for ceiling in ceilings if ceiling.source != "measured"]
-            return _set_aside(binding, judge(derived, sheet, levels=levels, l2_hops=l2_hops))
+            # The measured roofs are there, and named as what was exceeded.
+            instead = judge(
+                derived, sheet, levels=levels, l2_hops=l2_hops, no_roof="no datasheet roof"
+            )
+            return _set_aside(binding, instead)
         known = [binding, *(use for use in known if use is not binding)]
         unknown = [each for each in unknown if each.name != binding.name]
     beside = known if binding is None else []
@@ -348,7 +356,7 @@ def _set_aside(broken: Use, instead: Verdict) -> Verdict:
     else:
         kept, how = instead.sentences[:-1], "Judged by the datasheet's dense peaks"
     why = (
-        f"{how}: the measured {_roof(broken)}, is exceeded {number(broken.fraction, 3)} times: "
+        f"{how}: the measured {_roof(broken)} is exceeded {number(broken.fraction, 3)} times: "
         f"{_suspects(broken)}."
     )
     return replace(instead, sentences=(*kept, why))
@@ -393,7 +401,7 @@ def _matters(path: str, derived: Figures, peaks: Mapping[str, float]) -> bool:
 
 
 def _compute(
-    derived: Figures, own: Sequence[Ceiling], ceilings: Sequence[Ceiling]
+    derived: Figures, own: Sequence[Ceiling], ceilings: Sequence[Ceiling], no_roof: str
 ) -> Iterator[Use | Unknown]:
     """The use of arithmetic under the ceiling of the step's mix; nothing without any work.
 
@@ -410,7 +418,7 @@ def _compute(
     peak = mixed_peak(kept, peaks)
     if peak is None:
         bare = [path_name(path) for path in kept if path not in peaks]
-        yield Unknown("compute", f"no roof of {', '.join(bare)}")
+        yield Unknown("compute", f"{no_roof} of {', '.join(bare)}")
         return
     best = {c.path: c for c in own if c.path in kept}
     least = sum(kept.values()) / peak
@@ -441,7 +449,11 @@ def _mix(
 
 
 def _memory(
-    derived: Figures, own: Sequence[Ceiling], levels: Sequence[str], l2_hops: float
+    derived: Figures,
+    own: Sequence[Ceiling],
+    levels: Sequence[str],
+    l2_hops: float,
+    no_roof: str,
 ) -> Iterator[Use | Unknown]:
     """The use of each memory level."""
     step = derived.step_time
@@ -457,10 +469,10 @@ def _memory(
         elif roof is None:
             # A level is at least as fast as the one outside it.
             at_most = byte.value / outer / step.value if outer and step.value else None
-            yield Unknown(name, _NO_ROOF, at_most)
+            yield Unknown(name, no_roof, at_most)
         else:
             use = _use(roof, byte.value / hops / roof.value, step, byte.spread, roof.spread)
-            yield replace(use, at_least=hops > 1)
+            yield replace(use, at_least=hops > 1, modelled=byte.source == "analytic")
             if use.fraction < NEAR and hops > 1:
                 why = "its counter counts traffic between its two partitions, too"
                 yield Unknown(name, why, use.fraction * hops)
@@ -589,7 +601,10 @@ def _sentences(v: Verdict, derived: Figures, ceilings: Sequence[Ceiling]) -> Ite
         yield f"No verdict: {v.reason}."
     if closest is None:
         if v.step_time.value and not ceilings:
-            yield "No ceiling of this device is known."
+            yield (
+                "No ceiling of this device is known: run roofprobe ceilings once on it, and later "
+                "runs are judged by what it reaches."
+            )
         return
     if v.bound not in ("compute", "memory"):
         yield f"Closest ceiling: {_roof(closest)}, used to {_share(closest)}."
@@ -657,7 +672,7 @@ def _basis_sentence(v: Verdict, derived: Figures, ceilings: Iterable[Ceiling]) -
 
 def _suspects(use: Use) -> str:
     mix = use.ceiling.kind == "flop" and use.ceiling.path is None
-    return suspects(mix=mix, level=use.ceiling.level)
+    return suspects(mix=mix, level=use.ceiling.level, modelled=use.modelled)
 
 
 def _roof(use: Use) -> str:

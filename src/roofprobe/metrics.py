@@ -16,7 +16,7 @@ Sources: names and units from libcupti's host API (CUPTI 13.0); which chip has w
 it and is tested in tests/native.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -387,9 +387,30 @@ def require_levels(levels: Sequence[str]) -> None:
     """Raises UsageError for memory levels that are none, whose bytes nobody would count."""
     if isinstance(levels, str):
         raise UsageError(f"levels is the text {levels!r}: pass a list, such as levels=['dram']")
+    # What can be gone through once would be used up here.
+    if not isinstance(levels, Collection):
+        raise UsageError(f"levels is {levels!r}: pass a list, such as levels=['dram']")
     for level in levels:
         if level not in LEVELS:
             raise UsageError(f"levels has {level!r}; there are {', '.join(map(repr, LEVELS))}")
+
+
+def named(request: str | Iterable[str]) -> str | tuple[str, ...]:
+    """A request that can be gone through more than once.
+
+    Raises:
+        UsageError: neither a text nor texts.
+    """
+    if isinstance(request, str):
+        return request
+    instead = f"name a set ({', '.join(SET_NAMES)}) or list CUPTI metric names with their roll-up"
+    if not isinstance(request, Iterable):
+        raise UsageError(f"metrics is {request!r}: {instead}")
+    names = tuple(request)
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"metrics has {name!r}, which is no text: {instead}")
+    return names
 
 
 def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Level]) -> list[str]:
@@ -402,9 +423,10 @@ def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Lev
 
     Raises:
         UnknownMetricError: a set that does not exist, or nothing named.
-        UsageError: a level that does not exist.
+        UsageError: a level that does not exist, or what is no text.
     """
     require_levels(levels)
+    request = named(request)
     if isinstance(request, str):
         if "." not in request and "," not in request:
             if request not in SET_NAMES:
@@ -413,7 +435,7 @@ def resolve(request: str | Iterable[str], chip: str | None, levels: Sequence[Lev
                     "or CUPTI metric names with their roll-up, separated by commas"
                 )
             return list(metric_set(request, chip, levels)) if chip else []
-        request = request.split(",")
+        request = tuple(request.split(","))
     names = [name.strip() for name in request if name.strip()]
     if not names:
         raise UnknownMetricError("no metric was named: name a set or at least one metric")

@@ -7,7 +7,9 @@ import io
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from roofprobe.errors import UsageError
 from roofprobe.record import write_whole
 from roofprobe.roofline import Ceiling, Point, Roofline, above_roof, ridge, suspects
-from roofprobe.units import number, percent, si
+from roofprobe.units import number, percent, si, visible
 
 FORMATS: Final = ("png", "svg", "pdf")
 
@@ -75,6 +77,15 @@ _NAMES_LISTED = 12  # for each reason
 _LABEL_LENGTH = 48  # characters
 
 
+@contextmanager
+def _boxes_for_missing_glyphs() -> Iterator[None]:
+    """A character that the font lacks is a box, and no news to whoever named the run."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        yield
+
+
+@_boxes_for_missing_glyphs()
 def draw_roofline(ax: Axes, roofline: Roofline) -> list[Artist]:
     """Draws roofs, points, labels and the caption under the Axes.
 
@@ -170,6 +181,7 @@ def picture_format(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
+@_boxes_for_missing_glyphs()
 def save_roofline(roofline: Roofline, path: str | os.PathLike[str]) -> Path:
     """Writes a roofline as a picture, whole or not at all; the same roofline gives the same bytes.
 
@@ -643,7 +655,10 @@ def _caption(roofline: Roofline, width: float) -> list[str]:
         f"{name}, {flag.words}" for name, flag in zip(names, flags, strict=True) if flag is not None
     ]
     if above:
-        why = suspects(mix=any(flag.mix for flag in flags if flag is not None))
+        known = [flag for flag in flags if flag is not None]
+        why = suspects(
+            mix=any(flag.mix for flag in known), modelled=any(flag.modelled for flag in known)
+        )
         paragraphs.append(f"Hollow, above the roof: {'; '.join(above)}: {why}.")
     if roofline.left_out:
         paragraphs.append(f"Not drawn: {_by_last(roofline.left_out)}.")
@@ -729,7 +744,7 @@ def _level(level: str) -> str:
 
 def _short(name: str) -> str:
     """A name that fits on a picture: one line, the middle of a long one left out."""
-    name = " ".join(name.split())
+    name = visible(" ".join(name.split()))
     half = _LABEL_LENGTH // 2
     return name if len(name) <= _LABEL_LENGTH else f"{name[:half]}…{name[-half:]}"
 
@@ -743,7 +758,7 @@ def _width(text: str, size: float) -> float:
 def _wrap(text: str, size: float, width: float) -> list[str]:
     """Breaks text into lines that fit; a word that does not fit by itself is broken anywhere."""
     lines = [""]
-    for word in re.split(r"[ \t\r\n]+", text):  # not at a no-break space
+    for word in map(visible, re.split(r"[ \t\r\n]+", text)):  # not at a no-break space
         longer = f"{lines[-1]} {word}".lstrip()
         if _width(longer, size) <= width:
             lines[-1] = longer

@@ -7,6 +7,7 @@ is asked for, one step under the analytic model. Counters are attached only whil
 """
 
 import ctypes
+import functools
 import gc
 import operator
 import os
@@ -18,7 +19,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final, Literal, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -43,7 +45,7 @@ from roofprobe.errors import (
     UsageError,
 )
 from roofprobe.kernel_names import brief, demangled
-from roofprobe.metrics import require_levels
+from roofprobe.metrics import named, require_levels
 from roofprobe.modelled import ModelOfStep
 from roofprobe.record import (
     Clocks,
@@ -59,6 +61,7 @@ from roofprobe.record import (
 from roofprobe.regions import BY, By
 from roofprobe.timing import implausible, step_timer
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Phase = Literal["warmup", "plan", "timing", "labels", "pass", "kernels", "witness", "done"]
@@ -103,6 +106,59 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
+
+
+class _Once(AbstractContextManager[T]):
+    """A context manager for one ``with``, which says what to do where it is used otherwise.
+
+    Args:
+        inner: What it stands for.
+        again: What to do instead of a second ``with``.
+    """
+
+    def __init__(self, inner: AbstractContextManager[T], again: str) -> None:
+        self._inner = inner
+        self._again = again
+        self._entered = False
+
+    def __enter__(self) -> T:
+        if self._entered:
+            raise UsageError(self._again)
+        self._entered = True
+        return self._inner.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._inner.__exit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker says by itself that there is no such attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(Probe, name) or name in ("name", "done", "refusal"):
+                raise UsageError(
+                    f"{name} belongs to the probe, which the with-block gives: write 'with "
+                    f"roofprobe.measure(...) as probe:' and use probe.{name} in it"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _for_one_with(again: str) -> Callable[[Callable[P, Iterator[T]]], Callable[P, _Once[T]]]:
+    """As ``contextmanager``, for a ``_Once``."""
+
+    def decorated(function: Callable[P, Iterator[T]]) -> Callable[P, _Once[T]]:
+        managed = contextmanager(function)
+
+        @functools.wraps(function)
+        def made(*args: P.args, **kwargs: P.kwargs) -> _Once[T]:
+            return _Once(managed(*args, **kwargs), again)
+
+        return made
+
+    return decorated
 
 
 class Probe:
@@ -186,7 +242,7 @@ class Probe:
             with self.step():
                 yield item
 
-    @contextmanager
+    @_for_one_with("one probe.step() is one step: call probe.step() anew for each")
     def step(self) -> Iterator[None]:
         """The body is one step, for loops that ``steps`` cannot wrap."""
         if self._in_step:
@@ -277,6 +333,11 @@ class Probe:
         from roofprobe.counters.recorded import CounterFile
 
         images = [counts.image for counts, _ in self._collected if counts.image is not None]
+        if not images and self._backend.source in ("analytic", "gpm", external.SOURCE):
+            raise UsageError(
+                f"{self.name!r} has no counter data to save: backend {self._backend.source} keeps "
+                "none, only backend cupti does"
+            )
         if not images or self._backend.chip is None:
             raise UsageError(
                 f"{self.name!r} has no counter data to save: backend {self._backend.source} "
@@ -778,6 +839,8 @@ class Probe:
         if self._model_steps and self._modelled is None:
             why = "the run ended before its step under the analytic model"
             self._notes.setdefault("witness", str(self.refusal or why))
+        if self._witness and self._backend.source == "analytic":
+            self._notes["witness"] = "the counts are the analytic model's already"
         machine = environment.collect(self._device)
         record = Measurement(
             name=self.name,
@@ -796,7 +859,7 @@ class Probe:
             timing=self._timing,
             kernels=self._kernels,
             clocks=self._clocks,
-            roofs=ceilings.load_cached(machine) if machine.device_kind == "cuda" else (),
+            roofs=ceilings.load_cached(machine),
             regions=self._regions(plan),
             witness=self._modelled,
             overhead=self._overhead,
@@ -842,7 +905,7 @@ def _prepare_early(device: torch.device, request: str | Iterable[str]) -> None:
         environment.collect(device)  # NVML's start
 
 
-@contextmanager
+@_for_one_with("this measurement was begun before: call measure() anew for another one")
 def measure(
     name: str = "step",
     *,
@@ -888,18 +951,23 @@ def measure(
         witness: Run one further step under the analytic model, after everything else, and keep its
             FLOP and bytes for a comparison with the hardware's. That step is slow (every operator
             goes through Python) and runs what ``torch.compile`` compiled eagerly, which may take
-            more memory. Without effect where the model is the backend.
+            more memory. Where the model is the backend there is none, and a note says so.
 
     Raises:
         MeasurementActiveError: another measurement is running in this process.
-        UsageError: a name that is no text, counts below their minimum, ``cupti`` without a CUDA
-            device, or parts that cannot be told apart so.
+        UsageError: an argument that is nothing of its kind, ``cupti`` without a CUDA device, or
+            parts that cannot be told apart so.
     """
     if not isinstance(name, str):
         raise UsageError(f"name is {name!r}; a region's name is a text")
     for option, value, least in (("warmup", warmup, 0), ("timed", timed, 1), ("rounds", rounds, 1)):
         _require_count(option, value, least)
     require_levels(levels)
+    request = named(metrics)
+    if not isinstance(workload, Mapping | None):
+        raise UsageError(f"workload is {workload!r}; it must be a mapping of facts by name")
+    if progress is not None:
+        _require_callable("progress", progress)
     global _running
     chosen = _device(device)
     backends = _backends(backend, chosen, name)
@@ -915,7 +983,7 @@ def measure(
             name,
             backends,
             chosen,
-            request=metrics,
+            request=request,
             levels=levels,
             warmup=warmup,
             timed=timed,
@@ -954,7 +1022,13 @@ def measure_step(
             as well and theirs are taken, and figures with them are labelled so. A warning says
             where it turned out to be another step.
         options: As for ``measure``.
+
+    Raises:
+        UsageError: a step that cannot be called, and as for ``measure``.
     """
+    _require_callable("step", step)
+    if eager is not None:
+        _require_callable("eager", eager)
     record = _measured(step, name, options)
     coverage = record.coverage
     if eager is None or coverage is None or coverage.trusted:
@@ -984,6 +1058,11 @@ def _require_count(option: str, value: int, least: int) -> None:
         raise UsageError(f"{option} is {value!r}; it must be a whole number") from None
     if number < least:
         raise UsageError(f"{option} is {number}; it must be at least {least}")
+
+
+def _require_callable(option: str, value: object) -> None:
+    if not callable(value):
+        raise UsageError(f"{option} is {value!r}; it must be a callable")
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
@@ -1016,6 +1095,14 @@ def _backends(
 ) -> Sequence[CounterBackend]:
     """What to count with; the later ones where an earlier one is refused."""
     if not isinstance(choice, str):
+        # Not by isinstance, nor by asking for the chip, which takes CUPTI half a second to tell.
+        calls = ("prepare", "open", "begin_pass", "end_pass", "collect", "close")
+        lacking = [call for call in calls if not callable(getattr(choice, call, None))]
+        if lacking or isinstance(choice, type):
+            raise UsageError(
+                f"backend is {choice!r}; it must be auto, cupti, gpm or analytic, or an object of "
+                "your own with every call of roofprobe.counters.CounterBackend"
+            )
         return [choice]
     if choice != "auto":
         return [_backend(choice, device, name)]

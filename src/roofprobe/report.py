@@ -18,7 +18,7 @@ from roofprobe.errors import UsageError
 from roofprobe.judge import TWO_PARTITIONS, Verdict, ceilings_for, verdict
 from roofprobe.record import Measurement
 from roofprobe.roofline import Ceiling, LeftOut, Point, Roofline, Source, path_name, place
-from roofprobe.units import number, percent, seconds, si
+from roofprobe.units import number, percent, seconds, si, visible
 from roofprobe.witness import HEADS, Witness, witness
 
 SOURCES: Final[tuple[Source, ...]] = ("measured", "datasheet")
@@ -37,7 +37,7 @@ WITNESS: Final = "witness: the hardware beside the analytic model"
 
 _MODEL: Final = (
     "Figures marked analytic are a model and no count: what the operators' shapes ask for, with an "
-    "error that is not known."
+    "error that is not known. Work on threads that the step starts itself is not in them."
 )
 
 _ALL_FLOP: Final = "all FLOP"
@@ -132,15 +132,15 @@ def text(record: Measurement, *, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False, markup=False)
     heads = ("per step", *Row._fields[1:])
     print_table(console, plain_table(heads, said.rows, "lrrl", title=said.title))
-    console.print(" ".join(said.verdict.sentences))
+    say(console, " ".join(said.verdict.sentences))
     for line in said.remarks:
-        console.print(line)
+        say(console, line)
     for label, reason in said.missing:
-        console.print(f"n/a: {label}: {reason}")
+        say(console, f"n/a: {label}: {reason}")
     if "witness" in record.notes:
-        console.print(f"n/a: witness: {record.notes['witness']}")
+        say(console, f"n/a: witness: {record.notes['witness']}")
     for warning in record.warnings:
-        console.print(f"warning: {warning}")
+        say(console, f"warning: {warning}")
     if said.witness is not None:
         _print_witness(console, said.witness)
     for table in part_tables.tables(record):
@@ -148,11 +148,12 @@ def text(record: Measurement, *, width: int = 100) -> str:
         own = plain_table(table.heads, table.rows, table.sides, title=table.title)
         print_table(console, own)
     for line in part_tables.remarks(record):
-        console.print(line)
+        say(console, line)
     if record.crosscheck is not None:
         console.print()
         # Wrapped to the same width already.
-        console.print(crosscheck.text(record.crosscheck, width=width), soft_wrap=True, end="")
+        for line in crosscheck.text(record.crosscheck, width=width).splitlines():
+            console.print(visible(line), soft_wrap=True)
     console.print(FOOTER)
     buffer = console.file
     assert isinstance(buffer, io.StringIO)
@@ -164,7 +165,7 @@ def _print_witness(console: Console, found: Witness) -> None:
     table = plain_table(HEADS, found.rows, "lrrrl", title=WITNESS)
     print_table(console, table)
     for sentence, flagged in found.remarks:
-        console.print(f"warning: {sentence}" if flagged else sentence)
+        say(console, f"warning: {sentence}" if flagged else sentence)
 
 
 def roofline_of(
@@ -523,13 +524,18 @@ def plain_table(
         sides: ``l`` or ``r`` for each column.
         title: Above it.
     """
-    above = Text(title) if title is not None else None
+    above = Text(visible(title)) if title is not None else None
     table = Table(title=above, title_justify="left", show_edge=False, pad_edge=False)
     for head, side in zip(heads, sides, strict=True):
-        table.add_column(head, justify="right" if side == "r" else "left", no_wrap=True)
+        table.add_column(visible(head), justify="right" if side == "r" else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     return table
+
+
+def say(console: Console, sentence: str) -> None:
+    """Prints a sentence; what is in it of names and messages cannot steer the terminal."""
+    console.print(visible(sentence))
 
 
 def print_table(console: Console, table: Table) -> None:

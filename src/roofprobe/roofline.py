@@ -114,12 +114,14 @@ class Above(NamedTuple):
         times: The attained rate over it, above ``ABOVE_ROOF``.
         mix: Whether that roof is one of a mix of FLOP paths.
         level: Memory level of that roof; None for one of arithmetic.
+        modelled: Whether it is one of memory, and the bytes are a model's.
     """
 
     roof: str
     times: float
     mix: bool = False
     level: str | None = None
+    modelled: bool = False
 
     @property
     def words(self) -> str:
@@ -245,13 +247,19 @@ def place(
     return Point(name, intensity, rate, level, source, note, spread, mix=mix)
 
 
-def suspects(*, mix: bool = False, level: str | None = None) -> str:
+def suspects(*, mix: bool = False, level: str | None = None, modelled: bool = False) -> str:
     """What may be wrong where work lies above a roof, the likeliest first: the end of a sentence.
 
     Args:
         mix: The roof is one of a mix of FLOP paths.
         level: Memory level of the roof; None for one of arithmetic.
+        modelled: The roof is one of memory, and the bytes are a model's, which knows no caches.
     """
+    cached = (
+        "operands that stayed in a cache, which the model counts as memory traffic; "
+        if modelled
+        else ""
+    )
     # L1's counter looks up to 512 bytes a clock and SM (CUPTI's peak of l1tex__t_bytes on GH100).
     whole = (
         "loads that use a part of each 32-byte sector, which the counter of L1 counts whole; "
@@ -260,9 +268,9 @@ def suspects(*, mix: bool = False, level: str | None = None) -> str:
     )
     overlap = "paths that ran at the same time, which a mix does not allow for; " if mix else ""
     return (
-        f"suspect, likeliest first: {overlap}{whole}a roof of another product, or a clock above "
-        "the one that it assumes; a count with a wrong weight; a time that misses a part of the "
-        "work"
+        f"suspect, likeliest first: {cached}{overlap}{whole}a roof of another product, or a "
+        "clock above the one that it assumes; a count with a wrong weight; a time that misses a "
+        "part of the work"
     )
 
 
@@ -320,7 +328,10 @@ def above_roof(point: Point, roofline: Roofline) -> Above | None:
         own = [c for c in own if c.kind == "byte" or c is highest]
         work = {(highest.path or "") if highest else "": point.flop_per_s}
     byte = {point.level: point.flop_per_s / point.intensity}
-    return exceeded(work, byte, 1.0, own)
+    above = exceeded(work, byte, 1.0, own)
+    if above is None:
+        return None
+    return above._replace(modelled=above.level is not None and point.source == "analytic")
 
 
 def _roof_words(ceiling: Ceiling) -> str:

@@ -60,6 +60,12 @@ _DIVERGED: Final = (
     "more instructions) then counts otherwise than in training that converges; use a smaller --lr"
 )
 
+# Half a gigabyte each: without a limit a slip of the finger ends other programs for want of memory.
+_WORKERS_A_CORE: Final = 16
+
+# Weights are float32, and PyTorch takes no factor for them that is not.
+_LARGEST: Final = (2 - 2**-23) * 2.0**127
+
 # Both runs of --verify-ncu need one. This one makes the images that a run without a seed makes.
 _SEED: Final = 0
 
@@ -194,6 +200,8 @@ def _at_least(least: int) -> Callable[[str], int]:
         value = int(text)
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        if value >= 2**63:  # neither sizes nor seeds of torch's are larger
+            raise argparse.ArgumentTypeError(f"{value} has more than 64 bits")
         return value
 
     number.__name__ = "integer"  # argparse's word for what it expected
@@ -204,20 +212,12 @@ def _factor(text: str) -> float:
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no finite number from 0 on")
+    if value > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is beyond float32, whose largest is {_LARGEST}")
     return value
 
 
 _factor.__name__ = "number"
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**63:  # torch's generators take no others
-        raise argparse.ArgumentTypeError(f"{text} has more than 64 bits")
-    return value
-
-
-_seed.__name__ = "integer"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -251,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", metavar="PATH", help="go on from a checkpoint")
     add("-e", "--evaluate", action="store_true", help="only validate; measures nothing")
     add("--pretrained", action="store_true", help="start from torchvision's best weights")
-    add("--seed", type=_seed, metavar="N",
+    add("--seed", type=_at_least(-(2**63)), metavar="N",
         help="of weights, order and made-up images; takes repeatable algorithms")
     add("--gpu", type=count, metavar="N", help="index of the GPU to use (0)")
 
@@ -361,7 +361,8 @@ def _failure(error: Exception, options: "Options", device: "torch.device") -> st
 
     text = _sentence(error)
     size = options.batch_size
-    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text:
+    needed = ("allocate memory", "Storage size calculation overflowed")
+    if isinstance(error, torch.OutOfMemoryError) or any(part in text for part in needed):
         return f"out of memory on {device} with {size} images a step: use a smaller --batch-size"
     if text.startswith("Expected more than 1 value per channel when training"):
         # Batch normalisation of one pixel per image has nothing to average over.
@@ -437,8 +438,9 @@ def _train(
     val = imagenet.val_batches(*data) if limit == len(batches) else None
     base, folder = _folders(args, ranks)
     say(f"=> {options.arch}, {options.batch_size} images a step, on {device}")
+    unsaved: RoofprobeError | None = None
     with _Region(args, trainer, device, ranks, folder, say, signals) as region:
-        while trainer.epoch < last:
+        while trainer.epoch < last and unsaved is None:
             _train_epoch(trainer, batches, limit, region, args.print_freq, say)
             trainer.end_epoch()
             if limit is None:
@@ -446,10 +448,16 @@ def _train(
             if val is not None:
                 scores = _validate(trainer, val, 0, args.print_freq, say)
                 if ranks.rank == 0:
-                    say(f"=> {trainer.save(base, scores.acc1)}")
+                    try:
+                        say(f"=> {trainer.save(base, scores.acc1)}")
+                    except RoofprobeError as error:  # raised when the table has been printed
+                        say(f"=> no checkpoint, so the run ends here: {error}")
+                        unsaved = error
     if limit is None and trainer.epoch < last:
         say("=> measured, so the run ends here; --steps 0 trains whole epochs")
     region.report()
+    if unsaved is not None:
+        raise unsaved
     return region.saved
 
 
@@ -828,6 +836,12 @@ def _options(args: argparse.Namespace, ranks: "Ranks", device: "torch.device") -
         raise UsageError(
             f"--batch-size {args.batch_size} cannot be shared by {ranks.local_world} processes: "
             "use a multiple of that"
+        )
+    cores = os.cpu_count() or 1
+    if args.workers > _WORKERS_A_CORE * cores:
+        raise UsageError(
+            f"--workers {args.workers} are more loader processes than a machine of {cores} cores "
+            f"and its memory hold: use {_WORKERS_A_CORE * cores} or fewer, best one a core"
         )
     same = {field.name for field in dataclasses.fields(Options)} & vars(args).keys()
     chosen = {name: getattr(args, name) for name in same}

@@ -148,6 +148,42 @@ class TestFlop:
         compiled = torch.compile(lambda: a @ b, backend="eager", fullgraph=True)
         assert count(compiled) == {"flop_fp32": 48, "read": 72, "write": 32}
 
+    @pytest.mark.parametrize("way", ["function", "module", "in place"])
+    def test_compiled_functions_are_said_to_be_modelled_as_eager_ones(self, backend, count, way):
+        layer, x = nn.Linear(3, 4), torch.rand(2, 3)
+        options = {"backend": "eager", "fullgraph": True}
+        if way == "in place":
+            layer.compile(**options)
+            called = layer
+        else:
+            plain = layer if way == "module" else layer.forward
+            called = torch.compile(plain, **options)
+        called(x)  # compiled before it is counted
+        assert count(lambda: called(x))["flop_fp32"] == 48
+        (warning,) = backend.collect().warnings
+        assert warning.startswith("compiled functions were modelled as if they ran eagerly")
+
+    def test_nothing_is_said_of_compiled_functions_that_the_step_does_not_call(
+        self, backend, count
+    ):
+        a, b = torch.rand(2, 3), torch.rand(3, 4)
+        compiled = torch.compile(lambda: a @ b, backend="eager", fullgraph=True)
+        compiled()
+        assert count(compiled)["flop_fp32"] == 48
+        for plain in (lambda: a @ b, torch.compiler.disable(lambda: a @ b)):
+            assert count(plain)["flop_fp32"] == 48
+            assert backend.collect().warnings == ()
+
+    @pytest.mark.parametrize("ends", ["end_pass", "close"])
+    def test_compiling_is_as_before_after_a_pass(self, backend, ends):
+        from torch._dynamo import eval_frame
+
+        before = eval_frame._callback_from_stance
+        backend.begin_pass()
+        assert eval_frame._callback_from_stance is not before
+        getattr(backend, ends)()
+        assert eval_frame._callback_from_stance is before
+
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
     def test_wrapper_tensor_counts_as_what_it_wraps(self, count):
         rows = [torch.rand(2, 3), torch.rand(1, 3)]

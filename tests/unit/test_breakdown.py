@@ -175,6 +175,17 @@ class TestByLayer:
         assert any("another model than the one that the steps run" in note for note in found.notes)
         assert not any("CUDA" in note for note in found.notes)  # there is none on a CPU
 
+    def test_modules_that_counted_steps_alone_meet_are_not_said_to_be_called_in_no_step(self):
+        model = three_layers()
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        record = measured("layer", model, lambda _, __, x: compiled(x).sum().backward())
+        ab, bc, cd = (2 * BATCH * m * n for m, n in ((A, B), (B, C), (C, D)))
+        assert flop(record) == {"(outside)": 2 * ab + 3 * bc + 3 * cd}
+        (note,) = record.regions.notes
+        assert note.startswith("parts that no labelled step had are counted as outside of ")
+        assert "a compiled function hides them where it does not run eagerly" in note
+        assert note.endswith("layers cannot be told apart, phases can (probe.range)")
+
     def test_a_compiled_model_is_one_part_and_that_is_said(self):
         model = three_layers()
         model.compile(backend="eager")
@@ -389,6 +400,7 @@ class TestWhatIsAskedFor:
         class WholeSteps:
             source = "whole"
             chip = None
+            prepare = open = begin_pass = end_pass = collect = close = print
 
         with (
             pytest.raises(UsageError, match="whole counts whole ones"),

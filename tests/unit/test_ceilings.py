@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import roofprobe
 from roofprobe import environment
 from roofprobe.ceilings import (
     bench,
@@ -799,9 +800,54 @@ def test_other_clocks_have_other_ceilings(folder, monkeypatch):
     assert load_cached(MACHINE) == ()
 
 
-def test_a_cpu_has_no_cache(folder):
-    assert cache.conditions_of(Environment("Xeon", "cpu")) is None
-    assert load_cached(Environment("Xeon", "cpu")) == ()
+PROCESSOR = Environment("Xeon", "cpu", torch="2.11.0", precision={"num_threads": 8})
+# A GEMM at 100 GFLOP/s and a copy at 10 GB/s.
+OF_PROCESSOR = Ceilings(
+    (
+        MeasuredRoof("CPU fp32 GEMM", "flop", 1e11, 0.01, "mm", "analytic_fp32", None),
+        MeasuredRoof("CPU memory copy", "byte", 1e10, 0.01, "copy_", None, "dram"),
+    )
+)
+
+
+def test_what_a_cpu_reaches_is_kept_too(folder):
+    assert load_cached(PROCESSOR) == ()
+    path = cache.save(OF_PROCESSOR, cache.conditions_of(PROCESSOR))
+    assert path.parent == folder and path.name.startswith("Xeon-")
+    assert load_cached(PROCESSOR) == OF_PROCESSOR.roofs
+
+
+@pytest.mark.parametrize(
+    "change", [{"device_name": "EPYC"}, {"torch": "2.12"}, {"precision": {"num_threads": 4}}]
+)
+def test_another_cpu_has_other_ceilings(folder, change):
+    cache.save(OF_PROCESSOR, cache.conditions_of(PROCESSOR))
+    assert load_cached(replace(PROCESSOR, **change)) == ()
+
+
+def test_a_cpu_whose_threads_are_not_known_has_no_cache(folder):
+    assert cache.conditions_of(replace(PROCESSOR, precision={})) is None
+    assert load_cached(replace(PROCESSOR, precision={})) == ()
+
+
+def test_a_step_on_a_cpu_is_judged_by_what_was_kept(folder, monkeypatch):
+    def measured() -> roofprobe.Measurement:
+        a, b = torch.rand(2, 3), torch.rand(3, 4)
+        return roofprobe.measure_step(lambda: a @ b, device="cpu", warmup=0, timed=1)
+
+    assert measured().roofs == ()
+    cache.save(OF_PROCESSOR, cache.conditions_of(environment.collect(CPU)))
+    record = measured()
+    assert record.roofs == OF_PROCESSOR.roofs
+    judged = roofprobe.verdict(record)
+    assert judged.basis == "measured"
+    # 2*2*3*4 = 48 FLOP at 1e11 FLOP/s; (6 + 12 + 8) floats of 4 byte at 1e10 B/s
+    least = {use.name: use.time_at_roof for use in judged.uses}
+    assert least == pytest.approx({"compute": 48 / 1e11, "DRAM": 104 / 1e10})
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    assert measured().roofs == ()
 
 
 def corrupt(body: dict, where: str, value: object) -> dict:
@@ -1044,4 +1090,7 @@ def test_a_machine_without_a_gpu_measures_its_cpu_and_says_so(monkeypatch, capsy
     assert "slowest less fastest repeat" in " ".join(captured.out.split())
     assert "GPU, the roof" not in " ".join(captured.out.split())
     assert set(rows(captured.out)) == {"CPU fp32 GEMM", "CPU memory copy"}
-    assert not folder.exists()
+    assert load_cached(environment.collect(CPU)) != ()
+    monkeypatch.setattr(cpu, "measure_cpu_roofs", None)  # and is not asked again
+    assert main(["ceilings"]) == 0
+    assert capsys.readouterr().out == captured.out

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -13,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import roofprobe
+from roofprobe.cli import compare as cli_compare
 from roofprobe.cli import main
-from roofprobe.compare import Gate, check, compare, parse_gates, signed
+from roofprobe.compare import Gate, check, compare, parse_gates, plain, signed
 from roofprobe.errors import UsageError
 from roofprobe.record import Coverage, Measurement, Round, Timing
 
@@ -278,6 +280,107 @@ def test_step_times_of_an_unsteady_run_are_noisy(tf32):
     # The recorded run at batch 4 says so itself: its steps differ by 22%.
     change = compare(tf32, load("resnet18-b4")).change("step_time")
     assert change.noise == pytest.approx(0.2169, abs=5e-5)
+
+
+# What is 0, not known or infinite on either side.
+
+
+LITTLE = load("resnet18-b4")
+SIDES = ("before", "after")
+AMOUNTS = st.sampled_from([0.0, None, math.inf, 100.0, 101.0, 200.0])
+
+
+@st.composite
+def degenerate(draw) -> Measurement:
+    """A record of which FLOP, traffic, times or launches are 0, not known, infinite or a number."""
+    flop, dram, l2 = draw(AMOUNTS), draw(AMOUNTS), draw(AMOUNTS)
+    nothing = dict.fromkeys(LITTLE.rounds[0].counters, 0.0)
+    record = with_counters(LITTLE, {**nothing, TF32: flop, READ: dram, L2: l2})
+    step = draw(st.sampled_from([None, 1e-3, 2e-3]))
+    busy, launches = draw(st.sampled_from([None, 0.0, 1e-3])), draw(st.sampled_from([0.0, 100.0]))
+    kernels = replace(LITTLE.kernels, sum=busy or 0.0, union=busy or 0.0, launches=launches)
+    return replace(
+        record,
+        timing=Timing((step,), "cuda_events") if step else None,
+        kernels=kernels if busy is not None else None,
+    )
+
+
+# 0 stands for no work: it is no multiple of anything, and nothing but 0 is a multiple of it.
+@given(degenerate(), degenerate())
+def test_whatever_is_nothing_on_either_side_there_is_a_table_and_gates(before, after):
+    comparison = compare(before, after)
+    gated = ["flop", "dram_bytes", "l2_bytes", "launches", "step_time", "kernel_time"]
+    outcomes = check(comparison, parse_gates(",".join(f"{name}>+2%" for name in gated)))
+    for name, outcome in zip(gated, outcomes, strict=True):
+        old, new = (getattr(comparison.change(name), side).value for side in SIDES)
+        known = old is not None and new is not None
+        assert outcome.tripped == (not known or Fraction(new) > Fraction(old) * Fraction(102, 100))
+    # The verdict of an infinite count, which no file of a record can hold, may say so.
+    found = comparison.findings
+    found = found[:-1] if found[-1].startswith("verdict: ") else found
+    comparison = replace(comparison, findings=found)
+    shown = cli_compare.text(comparison, outcomes, (Path("a"), Path("b")))
+    assert not re.search(r"\b(nan|inf)\b", shown)
+    json.dumps([plain(change) for change in comparison.changes], allow_nan=False)
+    flop, dram = (comparison.change(name) for name in gated[:2])
+    if not (dram.before.value and dram.after.value):
+        assert not [text for text in found if "as did FLOP" in text or "passes" in text]
+    if "as did FLOP" in shown:
+        old, new = (getattr(flop, side).value / getattr(dram, side).value for side in SIDES)
+        assert old == pytest.approx(new, rel=0.03)
+
+
+def test_flop_that_fall_to_0_have_a_table_and_gates(tmp_path, capsys, tf32):
+    nothing = {name: 0.0 for name in tf32.metrics if name.startswith(ALL_SASS)} | {TF32: 0.0}
+    without = with_counters(tf32, {**nothing, READ: 1e9, WRITE: 1e9})
+    path = without.save(tmp_path / "run.json")
+    # 79.72 GB to 2 GB are -97.5%
+    assert command(run_file("resnet18-b256"), path, "--fail-on", "dram_bytes>+2%") == 0
+    said = capsys.readouterr().out
+    assert "* FLOP fell by 100%, on FP32 CUDA cores (from 39.37 GFLOP to 0 FLOP)" in said
+    assert "* DRAM bytes fell by 97.5%.\n" in said
+    assert command(path, run_file("resnet18-b256"), "--fail-on", "dram_bytes>+2%", "--json") == 3
+    body = json.loads(capsys.readouterr().out)
+    assert "DRAM bytes rose by 3886%" in body["findings"]
+
+
+def test_two_rises_from_0_are_not_the_same_rise(tf32):
+    idle = with_counters(tf32, dict.fromkeys(tf32.rounds[0].counters, 0.0))
+    found = compare(idle, tf32).findings
+    assert "DRAM bytes rose from 0" in found
+    assert "DRAM bytes fell by 100%" in compare(tf32, idle).findings
+
+
+def test_data_that_now_stay_in_l2_are_told_from_fewer_passes(tf32):
+    stayed = with_counters(tf32, {READ: 0.0, WRITE: 0.0})
+    assert (
+        "DRAM bytes fell by 100%, FLOP stayed and so did L2 bytes: the same traffic reached L2, "
+        "and more of it was found there"
+    ) in compare(tf32, stayed).findings
+
+
+UNSEEN = (
+    "the analytic model takes compiled functions as eager ones, so what fusion saves does not show "
+    "in FLOP and bytes"
+)
+
+
+def test_a_model_of_a_compiled_step_says_that_it_saw_it_eager(tf32):
+    eager, compiled = (
+        replace(tf32, source="analytic", workload={**tf32.workload, "compile": on})
+        for on in (False, True)
+    )
+    assert compare(eager, compiled).findings == ("nothing changed beyond noise", UNSEEN)
+    slower = replace(compiled, timing=Timing((1.0,), "cuda_events"))
+    assert UNSEEN in compare(eager, slower).findings
+    bare = replace(eager, workload={k: v for k, v in eager.workload.items() if k != "compile"})
+    assert UNSEEN in compare(compiled, bare).findings
+    assert UNSEEN not in compare(eager, bare).findings
+    assert UNSEEN not in compare(compiled, slower).findings
+    # Counters see what was fused.
+    counted = [replace(record, source="cupti") for record in (eager, compiled)]
+    assert UNSEEN not in compare(*counted).findings
 
 
 # What may be compared.
@@ -716,6 +819,19 @@ def test_exit_codes(capsys, tmp_path):
     assert command(before, tmp_path / "none.json") == 1
     assert command(before, run_file("resnet18-b4"), "--fail-on", "flop>+1%") == 2
     assert command(before, run_file("resnet18-b4"), "--fail-on", "flop>+1%", "--anyway") == 0
+
+
+def test_names_and_reasons_do_not_steer_the_terminal(tmp_path, capsys, tf32):
+    kernels = "held\r\x1b[2Jby\x9banother\x07"
+    odd = replace(tf32, name="a\n\x1b[31mb", kernels=None, notes={"kernels": kernels})
+    path = odd.save(tmp_path / "run.json")
+    assert command(path, path, "--fail-on", "launches>+0%") == 3
+    said = capsys.readouterr()
+    assert r"before: a\n\x1b[31mb on NVIDIA H200" in said.out
+    assert r"held\r\x1b[2Jby\x9banother\x07" in said.out
+    assert r"(before: held\r\x1b[2Jby\x9banother\x07; after: " in said.err
+    assert said.err.count("\n") == 1
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", said.out + said.err)
 
 
 def test_json(capsys):

@@ -1,4 +1,4 @@
-"""Full disks and read-only ones under ``verify``, ``kernels``, ``ceilings`` and ``doctor``.
+"""Full disks and read-only ones under ``verify``, ``kernels``, ``ceilings``, ``doctor``, training.
 
 Both are real: a small file system in memory that only the program under test sees.
 """
@@ -184,6 +184,41 @@ def test_progress_that_cannot_be_written_costs_no_run_under_ncu(verb, tmp_path):
         assert kept.crosscheck is not None
     else:
         assert kept.regions.counted is not None
+
+
+# -- Checkpoints --------------------------------------------------------------------------
+
+EPOCHS = """
+import sys
+from roofprobe import ceilings, imagenet, train
+ceilings.measure_cpu_roofs = lambda: ()
+imagenet.TRAIN_IMAGES, imagenet.VAL_IMAGES = 12, 2  # 6 steps an epoch; measuring takes 4
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_costs_the_checkpoint_and_neither_the_table_nor_the_one_before(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("checkpoint.pth.tar", "model_best.pth.tar"):
+        (out / name).write_text("of the epoch before")
+    model = ["-a", "squeezenet1_1", "-b", "2", "-j", "0", "--lr", "0.001", "--epochs", "3"]
+    code, printed, said = run(
+        tmpfs(out, size="4m"),  # the weights and their momentum have 10 MB
+        *("--dummy", *model, "--steps", "0", "--backend", "analytic", "--out", str(out)),
+        code=EPOCHS,
+        then=f"ls -A {out}; cat {out}/*.tar",
+    )
+    why = f"could not write {out}/checkpoint.pth.tar: {FULL}"
+    assert (code, said) == (1, f"roofprobe.train: error: {why}\n")
+    before, table = printed.split(f"=> no checkpoint, so the run ends here: {why}\n")
+    assert "Epoch [0][0/6]" in before
+    assert "Epoch [1]" not in printed
+    assert "FLOP" in table
+    *_, run_file, picture, a, b, c, d, text = table.splitlines()
+    assert (run_file, picture) == (str(out / "run.json"), str(out / "roofline.png"))
+    assert [a, b, c, d] == ["checkpoint.pth.tar", "model_best.pth.tar", "roofline.png", "run.json"]
+    assert text == 2 * "of the epoch before"
 
 
 # -- Others -------------------------------------------------------------------------------

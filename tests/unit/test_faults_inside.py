@@ -331,6 +331,17 @@ def test_work_in_a_thread_of_the_steps_is_a_gap_and_no_zero():
         ({"rounds": 0}, "rounds is 0; it must be at least 1"),
         ({"name": None}, "name is None; a region's name is a text"),
         ({"name": 3}, "name is 3; a region's name is a text"),
+        ({"backend": None}, "backend is None; it must be auto, cupti, gpm or analytic, or an "),
+        ({"backend": 3}, "backend is 3; it must be "),
+        ({"backend": AnalyticBackend}, "backend is <class"),
+        ({"metrics": None}, "metrics is None: name a set (study, fp32, memory, full) or list "),
+        ({"metrics": 5}, "metrics is 5: name a set"),
+        ({"metrics": ["a.sum", 3]}, "metrics has 3, which is no text: name a set"),
+        ({"levels": 5}, "levels is 5: pass a list, such as levels=['dram']"),
+        ({"levels": iter(["dram"])}, "levels is <list_iterator"),
+        ({"workload": 5}, "workload is 5; it must be a mapping"),
+        ({"progress": 5}, "progress is 5; it must be a callable"),
+        ({"eager": 5}, "eager is 5; it must be a callable"),
     ],
 )
 def test_what_cannot_be_measured_so_is_refused_before_any_step(options, reason):
@@ -339,6 +350,80 @@ def test_what_cannot_be_measured_so_is_refused_before_any_step(options, reason):
 
     with pytest.raises(UsageError, match=f"^{re.escape(reason)}"):
         roofprobe.measure_step(never, **{**QUICK, **options})
+
+
+def test_a_step_that_cannot_be_called():
+    with pytest.raises(UsageError, match=r"^step is 5; it must be a callable"):
+        roofprobe.measure_step(5, **QUICK)
+
+
+@pytest.mark.parametrize("attribute", ["steps", "step", "range", "result", "done"])
+def test_what_the_probe_has_is_asked_of_measure_itself(attribute):
+    outside = roofprobe.measure(**QUICK)
+    with pytest.raises(UsageError, match=rf"with roofprobe\.measure.* use probe\.{attribute} in"):
+        getattr(outside, attribute)
+    assert not hasattr(outside, "nothing")
+
+
+def test_one_measurement_is_one_with_block():
+    manager = roofprobe.measure(**QUICK)
+    with manager as probe:
+        with pytest.raises(UsageError, match="begun before: call measure"), manager:
+            pass
+        for _ in probe.steps(range(STEPS)):
+            work()
+    assert probe.result.complete
+    with pytest.raises(UsageError, match="begun before: call measure"), manager:
+        pass
+    assert_the_next_measurement_is_right()
+
+
+def test_one_step_of_the_probe_is_one_with_block():
+    with roofprobe.measure(**QUICK) as probe:
+        step = probe.step()
+        with step:
+            work()
+        with pytest.raises(UsageError, match=r"call probe\.step\(\) anew for each"), step:
+            pass
+        while not probe.done:
+            with probe.step():
+                work()
+    assert probe.result.complete
+
+
+def test_a_steps_own_exception_comes_out_as_it_went_in():
+    mine = KeyError("mine")
+    with (
+        pytest.raises(KeyError) as raised,
+        roofprobe.measure(**QUICK) as probe,
+        probe.step(),
+    ):
+        raise mine
+    assert raised.value is mine
+    assert (mine.__cause__, mine.__context__) == (None, None)
+    assert [entry.name for entry in raised.traceback] == [
+        "test_a_steps_own_exception_comes_out_as_it_went_in"
+    ]
+
+
+@pytest.mark.parametrize("ask", [roofprobe.figures, roofprobe.verdict])
+def test_what_is_no_record_is_refused_in_a_sentence(ask):
+    with pytest.raises(UsageError, match=r"^'run\.json' is no record: .*Measurement\.load\(path\)"):
+        ask("run.json")
+
+
+def test_metrics_that_can_be_gone_through_once_are_kept():
+    names = (name for name in ["sm__cycles_active.sum"])
+    record = roofprobe.measure_step(work, metrics=names, **QUICK)
+    assert "sm__cycles_active.sum" in record.metrics
+
+
+def test_a_model_keeps_no_counter_data(tmp_path):
+    with roofprobe.measure(name="mine", **QUICK) as probe:
+        for _ in probe.steps(range(STEPS)):
+            work()
+    with pytest.raises(UsageError, match=r"^'mine' .*: backend analytic keeps none, only backend "):
+        probe.save_counter_data(tmp_path / "run.counters")
 
 
 def test_any_fact_of_the_users_is_kept_and_read_again(tmp_path):

@@ -209,9 +209,9 @@ def test_what_is_not_known_is_never_guessed():
 def test_no_ceilings_no_verdict():
     found = by_hand(byte=180, own=(ceiling("byte", 1.0, level="l1"),))
     assert (found.bound, found.basis, found.closest, found.fraction) == (None, None, None, None)
-    none = "No ceiling of this device is known."
-    assert none not in found.sentences  # L1's is, and L1 was not counted
-    assert none in judge(figures(record()), ()).sentences
+    none = "No ceiling of this device is known: run roofprobe ceilings once on it"
+    assert none not in " ".join(found.sentences)  # L1's is, and L1 was not counted
+    assert none in " ".join(judge(figures(record()), ()).sentences)
 
 
 def test_ceilings_that_nothing_was_counted_for_are_known_all_the_same():
@@ -281,6 +281,57 @@ def test_a_roof_that_is_exceeded_is_not_believed():
     found = by_hand(byte=280, own=(sheet,))
     assert found.bound is None
     assert "1.17 times its ceiling" in found.reason
+
+
+def test_a_roof_that_is_set_aside_is_not_said_to_be_lacking():
+    # 220 B in 2 s are 1.1 times 100 B/s, 1000 FLOP in 2 s half of 1000 FLOP/s.
+    own = (ceiling("byte", 100.0, level="dram"), ceiling("flop", 1000.0, path="tensor_tf32"))
+    first, second = by_hand(flop=1000, byte=220, own=own, levels=("dram",)).sentences
+    assert first == (
+        "No verdict: no use of a ceiling is known: compute (no datasheet roof of TF32 tensor); "
+        "DRAM (no datasheet roof)."
+    )
+    assert second == (
+        "Not judged by measured ceilings: the measured DRAM (a byte roof) at 100 B/s is exceeded "
+        f"1.1 times: {suspects(level='dram')}."
+    )
+    # 440 B of L2 in 2 s at 100 B/s of two measured roofs; the datasheet has DRAM's alone.
+    own = (ceiling("byte", 120.0, level="dram"), ceiling("byte", 100.0, level="l2"))
+    sheet = ceiling("byte", 140.0, level="dram", source="datasheet")
+    found = by_hand(byte=20, l2=440, own=(*own, sheet))
+    assert "L2 (no datasheet roof)" in found.reason
+    assert "the measured L2 (a byte roof) at 100 B/s is exceeded 2.2 times" in found.sentences[-1]
+
+
+CACHED = "suspect, likeliest first: operands that stayed in a cache, which the model counts as"
+
+
+def modelled(byte, flop):
+    """A model of a step of 2 s."""
+    counters = dict.fromkeys((row.name for row in metrics.ANALYTIC), 0.0)
+    counters["analytic__bytes_read.sum"] = byte
+    counters["analytic__flop_fp32.sum"] = flop
+    cpu = Environment("a CPU", "cpu")
+    return dataclasses.replace(record(counters, source="analytic"), environment=cpu)
+
+
+@pytest.mark.parametrize("source", ["measured", "datasheet"])
+def test_a_model_knows_no_caches(source):
+    dram = ceiling("byte", 100.0, level="dram", source=source)
+    peak = ceiling("flop", 100.0, path="analytic_fp32", source=source)
+    # 300 in 2 s are 1.5 times 100/s.
+    for byte, flop, expected in ((300.0, 0.0, True), (0.0, 300.0, False)):
+        derived = figures(modelled(byte, flop))
+        found = judge(derived, (dram, peak), levels=("dram",))
+        said = " ".join(found.sentences)
+        assert "1.5 times" in said
+        assert (CACHED in said) is expected
+    # As the second of two that are exceeded.
+    found = judge(figures(modelled(300.0, 400.0)), (dram, peak), levels=("dram",))
+    assert CACHED not in " ".join(found.sentences)
+    # A counter counts what reaches memory.
+    counted = by_hand(byte=300, own=(dram,), levels=("dram",))
+    assert CACHED not in " ".join(counted.sentences)
 
 
 def test_of_several_roofs_the_one_to_judge_by():

@@ -417,3 +417,124 @@ def test_files_that_hold_no_launch_say_why(refusal, text, words):
         assert words in message
         assert "--target-processes" not in message
         assert "no ncu output" not in message
+
+
+# The desktop application's export: 2 * 3000 FLOP, 10 kB
+
+
+def export(*metrics, names='"Function","a","b"'):
+    return [names, *metrics]
+
+
+ADD = "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum"
+READ = f'"{DRAM} [byte]","4,000","6,000"'
+COUNT = f'"{FFMA} [inst]","1,000","2,000"'
+
+
+@pytest.mark.parametrize("behind", ["", "\n", "\nKilled\n", f"\n{READ}\n"])
+@pytest.mark.parametrize("left", [2, len('"smsp'), 30, len(COUNT) - 22, len(COUNT) - 10])
+def test_a_row_of_a_transposed_export_that_is_there_in_part_is_refused(load, refusal, left, behind):
+    text = export(f'"{ADD} [inst]","5","5"')
+    # 5 + 5, and 2 * 3000 of the row
+    assert load([*text, COUNT, READ])["flop"]["total"] == 6010
+    part = COUNT[:left]
+    if behind or '",' not in part:
+        assert "breaks off inside a row ('\"s" in refusal([*text, part], end=behind)
+    else:
+        assert load([*text, part], end=behind)["flop"]["total"] is None
+
+
+@pytest.mark.parametrize("part", ["smsp", FFMA, f"{FFMA} [inst]", "\ufffd"])
+def test_a_row_without_quotes_of_which_only_the_name_is_there(refusal, part):
+    text = [line.replace('"', "") for line in export(f'"{ADD} [inst]","5","5"')]
+    for end in ("", "\n", "\nKilled\n"):
+        assert "breaks off inside a row" in refusal([*text, part], end=end)
+
+
+def test_lines_of_a_program_in_a_transposed_export_are_skipped(load):
+    record = load([*export(COUNT), "loss 0.3", "Killed", READ])
+    assert (record["launches"], record["flop"]["total"]) == (2, 6000)
+    assert (record["byte"]["dram"], record["skipped_lines"]) == (10_000, 2)
+
+
+@pytest.mark.parametrize(
+    ("head", "again"),
+    [('"Function","a","b"', '"Function","c","d"'), ('"Process","1","1"', '"Process","2","2"')],
+)
+def test_two_transposed_exports_in_one_file_are_refused(refusal, head, again):
+    assert "import them as two files" in refusal([head, COUNT, "", again, READ])
+
+
+# CSV and plain text in one file
+
+
+@pytest.mark.parametrize("mark", ["", "0: ", "[1,0]<stdout>:"])
+def test_csv_and_plain_text_in_one_file_are_refused(refusal, mark):
+    plain = [mark + line for line in page()]
+    assert "CSV and plain text" in refusal([*long(), *plain])
+    assert "CSV and plain text" in refusal([*wide(), *plain])
+    assert "CSV and plain text" in refusal([*plain, *long()])
+
+
+# Rules, and pages without units
+
+
+RULES = (*LONG, "Rule Name", "Rule Type", "Rule Description")
+
+
+def ruled(description, launches=LAUNCHES):
+    """A log in which each launch ends in the words of a rule."""
+    text = [lines([RULES])[0]]
+    for launch in launches:
+        text += [f'{row},"","",""' for row in long([launch])[1:]]
+        cells = [*about(*launch[:2]), "SpeedOfLight", "", "", "", "SOLBottleneck", "OPT"]
+        text += lines([[*cells, description]])
+    return text
+
+
+def test_words_of_a_rule_with_line_feeds_cost_no_launch(load):
+    for words in ("It is slow,\nvery slow.", "One\n\nthree, of\nfour", "plain"):
+        record = load(ruled(words))
+        assert figures(record) == WHOLE
+        assert (record["warnings"], record["skipped_lines"]) == ([], 0)
+
+
+def test_a_torn_row_behind_torn_words_of_a_rule_is_still_one(load):
+    text = ruled("plain")
+    text[3] = text[3][: text[3].index("plain")]
+    text[4] = text[4][:-20]  # launch 1
+    record = load(text)
+    assert "damaged rows: launch 1 (b) is without some" in record["warnings"][0]
+    assert record["byte"]["dram"] is None
+
+
+def test_a_page_whose_metrics_all_have_no_unit(load):
+    text = [lines([[*ABOUT, FFMA]])[0], lines([[""] * (len(ABOUT) + 1)])[0]]
+    text += lines([[*about(ident, name), count] for ident, name, _, count in LAUNCHES])
+    assert load(text)["flop"]["total"] == 14_000
+    # What needs a unit has no value without one.
+    record = load(wide(units=("", "")))
+    assert (record["flop"]["total"], record["byte"]["dram"]) == (14_000, None)
+    assert "in no unit" in record["unavailable"][DRAM]
+    # An empty row further down is no row of units.
+    record = load([*wide()[:3], lines([[""] * (len(ABOUT) + 2)])[0], *wide()[3:]])
+    assert figures(record) == WHOLE
+
+
+# Plain text with a launcher's mark before each line
+
+
+@pytest.mark.parametrize("mark", ["0: ", " 0: ", "[1,0]<stdout>:", "worker-1  | ", "[rank0]: "])
+def test_a_page_with_a_mark_before_each_line(load, mark):
+    record = load([(mark + line).rstrip() for line in page()])
+    assert figures(record) == WHOLE
+    assert (record["warnings"], record["processes"]) == ([], [4711])
+    cut = load([mark + line for line in page()[:-3]])  # within the table of launch 2
+    assert figures(cut) == LAST
+    assert "launch 2" in cut["warnings"][0]
+
+
+def test_two_marks_are_two_ranks(refusal):
+    other = [line.replace("[4711]", "[4712]") for line in page()]
+    both = ["0: " + line for line in page()] + ["1: " + line for line in other]
+    assert "a file for each rank" in refusal(both)

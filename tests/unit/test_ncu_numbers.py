@@ -279,3 +279,74 @@ def test_units_stay_with_their_launches():
     (column,) = launches.columns
     assert list(column.values) == [1, 1e6]
     assert [column.scale(launch) for launch in (0, 1)] == [1, 1e6]
+
+
+# Counts with fixed decimals, as pandas' float_format writes them
+
+
+def test_round_counts_are_a_thousand_only_by_a_comma(load):
+    assert load(table((0, FFMA, "inst", "1,000")))["flop"]["total"] == 2000
+    beside = table((0, FFMA, "inst", "1,000"), (0, DRAM, "Mbyte", "0.50"))
+    assert load(beside)["flop"]["total"] == 2000
+    fixed = table((0, FFMA, "inst", "128.000"), (1, FFMA, "inst", "256.000"))
+    assert "'128.000' reads two ways" in refusal(load, fixed)
+    assert "reads two ways" in refusal(load, fixed.replace('","', '";"'))
+    assert load(fixed, number_format="en")["flop"]["total"] == 2 * 384
+    assert load(fixed, number_format="de")["flop"]["total"] == 2 * 384_000
+    # Nanoseconds are whole as well, and say as little.
+    beside = table((0, FFMA, "inst", "8.000"), (0, TIME, "ns", "5.000"))
+    assert "reads two ways" in refusal(load, beside)
+
+
+@pytest.mark.parametrize(
+    ("others", "total"),
+    [
+        (("0.000",), 2 * 128),
+        (("1234567.000",), 2 * (128 + 1_234_567)),
+        (("1,234,567.000",), 2 * (128 + 1_234_567)),
+        (("1234567",), 2 * (128 + 1_234_567)),
+        (("1.234",), 2 * (128_000 + 1234)),
+        (("1.234.567",), 2 * (128_000 + 1_234_567)),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_else_tells_how_a_round_count_reads(load, others, total, first):
+    cells = ["128.000", *others] if first else [*others, "128.000"]
+    text = table(*((i, FFMA, "inst", cell) for i, cell in enumerate(cells)))
+    assert load(text)["flop"]["total"] == total
+
+
+def test_a_decimal_comma_behind_round_counts(load):
+    text = table((0, FFMA, "inst", "128,000"), (1, FFMA, "inst", "0,000"))
+    assert load(text)["flop"]["total"] == 2 * 128
+
+
+def test_round_counts_and_another_format_are_refused(load):
+    text = table((0, FFMA, "inst", "128.000"), (0, DRAM, "Mbyte", "12.25"))
+    assert "two formats" in refusal(load, text)
+
+
+def test_a_user_s_own_column_is_no_evidence(load):
+    rows = [(0, FFMA, "inst", "1.000.000"), (0, DRAM, "Mbyte", "12,50")]
+    record = load(table(*rows, (0, "torch_version", "", "2.4")))
+    assert (record["flop"]["total"], record["byte"]["dram"]) == (2_000_000, 12_500_000)
+    # With a unit it is ncu's.
+    text = table((0, FFMA, "inst", "7"), (0, DRAM, "Mbyte", "1,234"))
+    version = (0, "torch_version", "", "2.4")
+    assert "reads two ways" in refusal(load, table((0, DRAM, "Mbyte", "1,234"), version))
+    assert load(text + '"0","7","k","s","x__y.avg","warp","2,40"\n')["byte"]["dram"] == 1_234_000
+
+
+# Values with those of their instances behind them
+
+
+@pytest.mark.parametrize(
+    "cell", ["1,000 (500; 500)", "1,000 (0x10: 500; 0x20: 500)", "1,000 (1,000)", "1000 (1000)"]
+)
+def test_what_stands_before_the_instances_is_the_value(load, cell):
+    assert load(table((0, FFMA, "inst", cell)))["flop"]["total"] == 2000
+
+
+def test_other_words_behind_a_number_are_damage(load):
+    for cell in ("1,000 (x)", "1,000 (5) 3", "(5; 5)", "1,0 (5) (x)"):
+        assert "is not a number" in refusal(load, table((0, FFMA, "inst", cell)))

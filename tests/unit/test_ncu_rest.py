@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -16,6 +20,7 @@ from roofprobe.ncu_import import Calibration, import_files, numerals, transposed
 from roofprobe.ncu_import.csv_log import NESTED
 from roofprobe.ncu_import.launches import NAMELESS
 from roofprobe.ncu_import.messages import Messages
+from roofprobe.ncu_import.vocabulary import is_seen_by, uses_tensor_cores
 
 SASS = "smsp__sass_thread_inst_executed_op_{}_pred_on.sum"
 FADD, FFMA = SASS.format("fadd"), SASS.format("ffma")
@@ -771,3 +776,135 @@ def test_a_log_sorted_by_metric_that_breaks_off_takes_no_longer_for_it(load):
     assert time.process_time() - begun < 10
     whole = found.whole
     assert (whole.launches, whole.flop["total"], whole.byte["dram"]) == (10_000, 20_000, 10_000)
+
+
+# What a total leaves out
+
+
+def missing(metrics, chip="9.0", kernel="k"):
+    """A log of one launch with a count of 5 in each of some metrics."""
+    cells = {"CC": chip, "Kernel Name": kernel}
+    return table(*((0, metric, "", "5", cells) for metric in metrics))
+
+
+FP32 = tuple(SASS.format(op) for op in ("fadd", "fmul", "ffma"))
+TENSOR_OUT = "flop.total counts CUDA cores alone: no counter of tensor cores"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "total", "said"),
+    [
+        ((*FP32, TENSOR), 25, []),
+        (FP32[:1], 5, [f"counts add of sass_fp32 alone: no {FP32[1]} or {FP32[2]} is in"]),
+        ((FP32[1], TENSOR), 10, [f"counts mul of sass_fp32 alone: no {FP32[0]} or {FP32[2]} is"]),
+        (FP32[:2], 10, [f"counts add and mul of sass_fp32 alone: no {FP32[2]} is in"]),
+        (
+            (*FP32, SASS.format("dfma"), TENSOR),
+            35,
+            [f"counts fma of sass_fp64 alone: no {SASS.format('dadd')} or {SASS.format('dmul')}"],
+        ),
+        ((TENSOR,), 5, ["counts tensor cores alone: no counter of CUDA cores"]),
+        (FP32, 20, [TENSOR_OUT]),
+    ],
+)
+def test_a_total_says_what_it_leaves_out(load, capsys, tmp_path, metrics, total, said):
+    text = missing(metrics)
+    found = load(text)
+    assert found.whole.flop["total"] == total
+    if TENSOR not in metrics and TENSOR_OUT not in said:
+        said = [*said, TENSOR_OUT]
+    assert len(found.not_counted) == len(said)
+    assert all(words in text for words, text in zip(said, found.not_counted, strict=True))
+    (tmp_path / "x.csv").write_text(text)
+    assert main(["import-ncu", str(tmp_path / "x.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"warning: {text}" in printed for text in found.not_counted)
+
+
+def test_a_chip_without_tensor_cores_leaves_none_out(load):
+    assert load(missing(FP32, "6.1")).not_counted == ()
+    assert load(missing(FP32, "")).not_counted[0].startswith(TENSOR_OUT)
+    assert load(missing(FP32, ""), compute_capability="6.1").not_counted == ()
+    # A counter of their pipe has looked.
+    idle = table((0, FFMA, "", "5"), (0, "sm__inst_executed_pipe_tensor.sum", "inst", "0"))
+    assert not any(TENSOR_OUT in text for text in load(idle).not_counted)
+
+
+def test_no_total_leaves_nothing_out(load):
+    assert load(table((0, DRAM, "byte", "5"))).not_counted == ()
+    found = load(missing(FP32[:1], kernel="void flash::flash_fwd_kernel<T1>(T2)"))
+    assert (found.whole.flop["total"], found.not_counted) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [("volta_dgemm_128x64_nn", 1), ("void f<double>(double *)", 1), ("volta_sgemm_128x64_nn", 0)],
+)
+def test_kernels_that_work_in_fp64(load, kernel, said):
+    found = load(missing((*FP32, TENSOR), kernel=kernel))
+    assert found.whole.flop["total"] == 25
+    assert sum("no fp64 instructions" in text for text in found.not_counted) == said
+    doubles = [SASS.format(op) for op in ("dadd", "dmul", "dfma")]
+    assert load(missing((*FP32, *doubles, TENSOR), kernel=kernel)).not_counted == ()
+
+
+CUTLASS_3 = (
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int>, "
+    "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecialized<4, "
+    "cute::tuple<cute::C<2>, cute::C<1>>>, cute::TiledMMA<cute::MMA_Atom<cute::SM90_64x128x16_{}>>>"
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "tensor", "hmma"),
+    [
+        (CUTLASS_3.format("F32BF16BF16_SS"), True, False),
+        (CUTLASS_3.format("S32S8S8_SS"), False, False),
+        ("void device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>", True, False),
+        ("fmha_v2_flash_attention_bf16_64_128_S_qkv_128_causal_sm90_kernel", True, False),
+        ("fmha_v2_int8_512_64_sm80_kernel", False, True),
+        ("void marlin::Marlin<__nv_bfloat16, 256, 1>(int4 const *)", True, True),
+        ("void marlin::gptq_marlin_repack_kernel<256, 4>(int const *)", False, True),
+        ("mma_m16n8k16_f16_kernel", True, True),
+        ("mma_m16n8k32_s8_kernel", False, True),
+        ("void gemm<cute::MMA_Atom<cute::SM80_16x8x16_F32F16F16F32_TN>>(int)", True, True),
+        ("void gemm<cute::MMA_Atom<cute::SM80_16x8x32_S32S8S8S32_TN>>(int)", False, True),
+        ("void cutlass::Kernel<cutlass::gemm::warp::MmaTensorOp<cutlass::half_t>>", True, True),
+        ("void cutlass::Kernel<cutlass::gemm::warp::MmaTensorOp<signed char>>", False, True),
+    ],
+)
+def test_names_of_kernels_on_tensor_cores(load, kernel, tensor, hmma):
+    assert uses_tensor_cores(kernel) is tensor
+    assert is_seen_by("sm__inst_executed_pipe_tensor_op_hmma.sum", kernel) is hmma
+    total = load(missing(FP32, kernel=kernel)).whole.flop["total"]
+    assert total == (None if tensor else 20)
+
+
+# Streams
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_names_that_the_terminal_cannot_show(tmp_path, encoding):
+    path = tmp_path / "x.csv"
+    path.write_text(missing(FP32, kernel="k\u00e9r\u2192<\u00b5>"), encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "roofprobe", "import-ncu", "--per-kernel", str(path)]
+    plain = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"\\u2192" in plain.stdout
+    assert plain.stderr == b""
+    body = subprocess.run([*command, "--json"], env=environment, capture_output=True, check=True)
+    (kernel,) = json.loads(body.stdout)["kernels"]
+    assert kernel["name"] == "k\u00e9r\u2192<\u00b5>"
+
+
+def test_a_pipe_is_refused_by_its_name(tmp_path, capsys):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=(missing(FP32),), daemon=True)
+    writer.start()
+    assert main(["import-ncu", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"roofprobe: error: {path}: a pipe, which cannot be read twice: save it to a file first\n"
+    )
+    path.read_text()
+    writer.join()

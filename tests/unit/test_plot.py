@@ -4,6 +4,7 @@ import math
 import struct
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -307,6 +308,31 @@ def test_names_are_taken_literally():
     label = next(text for text in texts if text.startswith("void kernel<$x_1$> ("))
     assert len(label) <= 49 and "\n" not in label
     assert name.split("\n")[0] in texts[-1]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_any_name_is_drawn_without_a_warning(tmp_path, suffix):
+    name = "模型 🚀 \x1b[31mred\x07\ud800"
+    shown = r"模型 🚀 \x1b[31mred\x07\ud800"
+    ceilings = tuple(replace(each, device=name) for each in FULL.ceilings)
+    point = Point(name, 1.0, 1e12, "dram", "cupti", note=name)
+    roofline = Roofline(name, ceilings, (point,), (LeftOut(name, name),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ax, _, _, texts = drawn(roofline)
+        save_roofline(roofline, tmp_path / f"roofline.{suffix}")
+    assert ax.get_title(loc="left") == shown
+    assert shown in texts
+    assert not [text for text in texts if any(char in text for char in "\x1b\x07\ud800")]
+
+
+def test_a_model_above_a_roof_of_memory_suspects_caches_first():
+    above = Point("step", 0.1, 4e9, "dram", "analytic")  # twice 20 GB/s
+    caption = " ".join(drawn(replace(CPU, points=(above,)))[3][-1].split())
+    assert f"2 times the DRAM roof of 20 GB/s: {suspects(modelled=True)}." in caption
+    counted = replace(above, source="cupti")
+    caption = " ".join(drawn(replace(CPU, points=(counted,)))[3][-1].split())
+    assert f"2 times the DRAM roof of 20 GB/s: {suspects()}." in caption
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a run prints and draws, from records made by hand."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ ROOFS = (
     MeasuredRoof("DRAM write", "byte", 4.57e12, 0.01, "8 GiB", None, "dram"),
     MeasuredRoof("L2 read", "byte", 7e12, 0.01, "16 MiB", None, "l2"),
 )
+CONTROLS = r"[\x00-\x09\x0b-\x1f\x7f-\x9f]"  # but for the end of a line
 H200 = Environment("NVIDIA H200", "cuda", chip="GH100", sm_count=132, memory_byte=150_109_880_320)
 
 
@@ -303,6 +305,26 @@ def test_a_model_has_no_l2_to_hold_writes():
     run = record(counters, source="analytic")
     assert "0 bytes written" not in text(run)
     assert not [p for p in roofline_of(run).points if "0 bytes written" in p.note]
+
+
+def test_names_and_messages_do_not_steer_the_terminal(tmp_path, capsys):
+    odd = "a\n\x1b[31mred\x9b2J\x07\r"
+    run = whole(name=odd, warnings=(odd,), notes={"kernels": odd, "witness": odd})
+    counters = {**run.rounds[0].counters, TF32: None}
+    run = replace(run, rounds=(replace(run.rounds[0], counters=counters),), unavailable={TF32: odd})
+    device = replace(H200, device_name=odd)
+    shown = r"a\n\x1b[31mred\x9b2J\x07\r"
+    said = text(replace(run, environment=device))
+    assert said.splitlines()[0] == f"{shown} on {shown}, GH100 [cupti]"
+    assert f"\nwarning: {shown}\n" in said
+    assert f"\nn/a: witness: {shown}\n" in said
+    assert not re.search(CONTROLS, said)
+    path = run.save(tmp_path / "run.json")
+    picture, page = tmp_path / "a.svg", tmp_path / "a.html"
+    assert main(["plot", str(path), str(path), "--out", str(picture)]) == 0
+    assert main(["report", str(path), "--out", str(page)]) == 0
+    assert not re.search(CONTROLS, "".join(capsys.readouterr()))
+    assert not re.search(CONTROLS, picture.read_text())
 
 
 def test_metrics_that_were_asked_for_by_name_have_their_own_line():

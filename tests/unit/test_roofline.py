@@ -315,6 +315,25 @@ def test_bytes_and_time_are_held_against_the_bandwidth():
     assert exceeded({"tensor_fp4": 1e15}, {}, 1e-3, SHEET) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "bandwidth", "expected"),
+    [("analytic", 1.0, True), ("cupti", 1.0, False), ("analytic", 1e3, False)],
+)
+def test_above_a_roof_of_memory_a_model_suspects_caches_first(source, bandwidth, expected):
+    # 20 FLOP/s at 2 FLOP/B are 10 B/s: 10 times 1 B/s, or 2 times 10 FLOP/s.
+    ceilings = (
+        Ceiling("FP32", "flop", 10.0, "analytic_fp32", None, "measured", ""),
+        Ceiling("DRAM", "byte", bandwidth, None, "dram", "measured", ""),
+    )
+    point = Point("step", 2.0, 20.0, "dram", source)
+    above = above_roof(point, Roofline("", ceilings, (point,), ()))
+    assert above.times == (10 if bandwidth == 1.0 else 2)
+    assert above.modelled is expected
+    why = suspects(mix=above.mix, level=above.level, modelled=above.modelled)
+    first = "suspect, likeliest first: operands that stayed in a cache, which the model counts as"
+    assert why.startswith(first) is expected
+
+
 def test_suspects_stand_in_order():
     text = suspects()
     places = [text.index(word) for word in ("product", "clock", "weight", "time")]

@@ -127,7 +127,14 @@ def test_help_does_not_wait_for_torch() -> None:
         ("--dummy --momentum=-2", 2, "-2 is no finite number from 0 on"),
         ("--dummy --wd=-1", 2, "-1 is no finite number from 0 on"),
         ("--dummy --wd much", 2, "invalid number value: 'much'"),
+        # (2 - 2^-23) * 2^127 = 3.40282346...e38 is float32's largest
+        ("--dummy --lr 1e308", 2, "1e308 is beyond float32"),
+        ("--dummy --momentum 1e300", 2, "1e300 is beyond float32"),
+        ("--dummy --wd 3.4028235e38", 2, "3.4028235e38 is beyond float32"),
         ("--dummy --seed 9223372036854775808", 2, "9223372036854775808 has more than 64 bits"),
+        ("--dummy --seed=-9223372036854775809", 2, "is below -9223372036854775808"),
+        ("--dummy -b 9223372036854775808", 2, "9223372036854775808 has more than 64 bits"),
+        ("--dummy -b 9223372036854775807", 1, "images a step: use a smaller --batch-size"),
         ("--dummy --no-such-option", 2, "unrecognized arguments: --no-such-option"),
         ("--dummy --metrics everything", 2, "no metric set is called 'everything'"),
         ("--dummy -a resnet-18", 2, "did you mean resnet18?"),
@@ -160,6 +167,28 @@ def test_bad_input_gets_one_sentence(
     assert message.startswith("roofprobe.train: error: ")
     assert words in message
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["-j", "-b", "-p", "--epochs", "--start-epoch", "--steps", "--warmup", "--rounds", "--gpu"],
+)
+def test_counts_end_where_the_machines_integers_do(option: str) -> None:
+    assert train._parse(["--dummy", option, str(2**63 - 1)])
+    with pytest.raises(UsageError, match="9223372036854775808 has more than 64 bits"):
+        train._parse(["--dummy", option, str(2**63)])
+
+
+def test_the_largest_factors_do_not_end_training() -> None:
+    largest = ["--lr", "3.4028234663852886e38", "--wd", "3.4028234663852886e38"]
+    args = train._parse(["--dummy", *largest, "--momentum", "3.4028234663852886e38"])
+    assert args.lr == args.weight_decay == args.momentum == torch.finfo(torch.float32).max
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    rest = {"momentum": args.momentum, "weight_decay": args.weight_decay}
+    optimizer = torch.optim.SGD([weight], args.lr, **rest)
+    for _ in range(2):  # the second has a momentum
+        optimizer.step()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
@@ -207,6 +236,15 @@ def test_a_batch_and_its_loaders_are_shared_by_the_processes_of_a_machine() -> N
     assert (options.batch_size, options.workers) == (16, 2)
     with pytest.raises(UsageError, match="--batch-size 6 cannot be shared by 4"):
         train._options(train._parse(["--dummy", "-b", "6"]), ranks, CPU)
+
+
+def test_loader_processes_are_limited_by_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    options = train._options(train._parse(["--dummy", "-j", "32"]), ONE, CPU)
+    assert options.workers == 32  # 16 a core
+    why = "--workers 33 are more loader processes than a machine of 2 cores .* use 32 or fewer"
+    with pytest.raises(UsageError, match=why):
+        train._options(train._parse(["--dummy", "-j", "33"]), ONE, CPU)
 
 
 def test_processes_share_out_the_validation_images(folder: Path) -> None:
@@ -418,6 +456,27 @@ def test_the_best_model_is_kept(trained: tuple[Trainer, Path]) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == [path.name, best.name]
 
 
+def test_ctrl_c_while_saving_leaves_both_checkpoints_as_they_were(
+    trained: tuple[Trainer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = trained
+    best = path.with_name("model_best.pth.tar")
+    for whole in (0, 1):  # of the two files
+        before = path.read_bytes(), best.read_bytes()
+        synced = iter(range(2))
+
+        def interrupted(handle: int, synced: Iterator[int] = synced, whole: int = whole) -> None:
+            if next(synced) == whole:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.save(path.parent, acc1=20.0 + whole)
+        assert (path.read_bytes() == before[0]) == (whole == 0)
+        assert best.read_bytes() == before[1]
+        assert sorted(file.name for file in path.parent.iterdir()) == [path.name, best.name]
+
+
 def test_checkpoints_that_do_not_fit_are_refused(trained: tuple[Trainer, Path]) -> None:
     _, path = trained
     with pytest.raises(UsageError, match="a checkpoint of alexnet, not of vgg11: add -a alexnet"):
@@ -439,6 +498,66 @@ def test_checkpoints_that_do_not_fit_are_refused(trained: tuple[Trainer, Path]) 
         torch.save({**checkpoint, key: value}, path)
         with pytest.raises(RoofprobeError, match=f"{key} is .*{value}"):
             trainer().restore(str(path))
+    for key, value in (("epoch", 2**63), ("best_acc1", 10**309), ("best_acc1", torch.eye(9))):
+        torch.save({**checkpoint, key: value}, path)
+        with pytest.raises(RoofprobeError, match=f"{key} is ") as caught:
+            trainer().restore(str(path))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        ("scheduler", 5, "its scheduler is no StepLR"),
+        ("scheduler", {"last_epoch": 31}, "which has last_epoch, step_size and gamma"),
+        ("scheduler last_epoch", "x", "last_epoch of its scheduler is 'x', and no integer"),
+        ("scheduler last_epoch", -1, "last_epoch of its scheduler is -1"),
+        ("scheduler last_epoch", True, "last_epoch of its scheduler is True"),
+        ("scheduler step_size", 0, "step_size of its scheduler is 0"),
+        ("scheduler step_size", 30.0, "step_size of its scheduler is 30.0"),
+        ("scheduler gamma", torch.nan, "gamma of its scheduler is nan"),
+        ("scheduler gamma", -0.1, "gamma of its scheduler is -0.1"),
+        ("scheduler gamma", 1e300, "gamma of its scheduler is 1e"),
+        ("optimizer param_groups 0 lr", torch.nan, "lr of its optimizer is nan"),
+        ("optimizer param_groups 0 lr", torch.inf, "lr of its optimizer is inf"),
+        ("optimizer param_groups 0 lr", torch.eye(9), "lr of its optimizer is tensor"),
+        ("optimizer param_groups 0 momentum", "x", "momentum of its optimizer is 'x'"),
+        ("optimizer param_groups 0 weight_decay", 1e300, "weight_decay of its optimizer is 1e"),
+        ("optimizer param_groups 0 dampening", 10**400, "dampening of its optimizer is"),
+        ("optimizer param_groups 0 nesterov", "x", "nesterov of its optimizer is 'x'"),
+        ("optimizer param_groups 0 differentiable", True, "differentiable of its optimizer"),
+        ("optimizer state 0", 5, "the optimizer's state of a weight is 5"),
+        ("optimizer state 0 momentum_buffer", 5, "its momentum of a weight is no plain tensor"),
+        # the layer's weight is of 10 outputs by 3 inputs
+        ("optimizer state 0 momentum_buffer", torch.ones(3), r"weight of \(10, 3\) is of \(3,\)"),
+        ("optimizer state 0 momentum_buffer", torch.eye(10, 3).to_sparse(), "no plain tensor"),
+        ("state_dict", {5: torch.ones(3)}, "Missing key"),
+    ],
+)
+def test_checkpoints_that_no_step_could_go_on_from_are_refused(
+    place: str, value: object, why: str, trained: tuple[Trainer, Path]
+) -> None:
+    _, path = trained
+    checkpoint = torch.load(path, weights_only=True)
+    *above, last = [int(key) if key.isdigit() else key for key in place.split()]
+    inside = checkpoint
+    for key in above:
+        inside = inside[key]
+    inside[last] = value
+    torch.save(checkpoint, path)
+    with pytest.raises(RoofprobeError, match=f"{path} does not fit alexnet: .*{why}") as caught:
+        trainer().restore(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(trained: tuple[Trainer, Path]) -> None:
+    saved, path = trained
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["optimizer"] = torch.optim.Adam(saved.model.parameters()).state_dict()
+    torch.save(checkpoint, path)
+    with pytest.raises(RoofprobeError, match="its optimizer is no SGD, having no momentum"):
+        trainer().restore(str(path))
 
 
 # -- From end to end ----------------------------------------------------------------------
@@ -533,7 +652,7 @@ def test_whole_epochs_are_validated_saved_and_resumed(
     assert torch.load(checkpoint, weights_only=True)["epoch"] == 2
     capsys.readouterr()
 
-    again = [*train_whole, "--resume", str(checkpoint), "--out", str(second)]
+    again = [*train_whole, "--lr", "0.25", "--resume", str(checkpoint), "--out", str(second)]
     assert train.main([*again, "--epochs", "2"]) == 2
     assert "leaves nothing to train: the run starts at epoch 2" in capsys.readouterr().err
     assert train.main([*again, "--epochs", "3"]) == 0
@@ -542,7 +661,11 @@ def test_whole_epochs_are_validated_saved_and_resumed(
     assert "Epoch [2][0/3]" in printed
     assert torch.load(second / "checkpoint.pth.tar", weights_only=True)["epoch"] == 3
     # 3 steps were one too few, and the record says so.
-    assert Measurement.load(second / "run.json").steps_missing == 1
+    resumed = Measurement.load(second / "run.json")
+    assert resumed.steps_missing == 1
+    # The checkpoint's rate is the one in force.
+    rate = Measurement.load(first / "run.json").workload["lr"]
+    assert resumed.workload["lr"] == rate != 0.25
 
 
 def test_evaluating_measures_nothing(

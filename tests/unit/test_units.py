@@ -1,6 +1,6 @@
 import pytest
 
-from roofprobe.units import number, percent, seconds, si
+from roofprobe.units import number, percent, seconds, si, visible
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,19 @@ def test_number_and_percent():
     assert number(None) == "n/a"
     assert percent(0.986) == "98.6%"
     assert percent(None) == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ResNet-18, 模型 батч 4 🚀 ±2% \xa0", "ResNet-18, 模型 батч 4 🚀 ±2% \xa0"),
+        ("a\n\tb\r", r"a\n\tb\r"),
+        ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+        ("\x00\x1f\x7f\x80\x9b\x9f", r"\x00\x1f\x7f\x80\x9b\x9f"),
+        ("\x85\u2028\u2029\ud800", r"\x85\u2028\u2029\ud800"),
+        (r"\x1b", r"\x1b"),
+    ],
+)
+def test_a_name_is_one_line_that_no_terminal_obeys(text, shown):
+    assert visible(text) == shown
+    assert visible(shown) == shown

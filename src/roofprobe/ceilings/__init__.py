@@ -1,8 +1,8 @@
 """Ceilings measured on this machine: what its GPU (or CPU) reaches, beside what a sheet promises.
 
 ``measure_gpu_roofs(device)`` runs the microbenchmarks, ``load_cached(environment)`` gives what an
-earlier run of ``roofprobe ceilings`` measured under the same conditions, ``measure_cpu_roofs()``
-is for machines without a GPU.
+earlier run of ``roofprobe ceilings`` measured under the same conditions, on a CPU too;
+``measure_cpu_roofs()`` is for machines without a GPU.
 
 ``roofs`` says what a set of ceilings is and which of several binds; ``bench`` times one way of
 running into a roof; ``gemm``, ``fma`` and ``memory`` know the ways; ``kernels`` holds the CUDA

@@ -1,4 +1,4 @@
-"""Ceilings of a GPU, kept between runs under the conditions that they hold for.
+"""Ceilings of a GPU or CPU, kept between runs under the conditions that they hold for.
 
 A file a set of conditions, in ``$XDG_CACHE_HOME/roofprobe/ceilings`` or ``~/.cache``.
 
@@ -27,14 +27,15 @@ Conditions = Mapping[str, Any]
 
 
 def load_cached(environment: Environment) -> tuple[MeasuredRoof, ...]:
-    """The ceilings that ``roofprobe ceilings`` measured on this GPU under today's conditions.
+    """The ceilings that ``roofprobe ceilings`` measured on this device under today's conditions.
 
     Args:
         environment: Of a measurement on this machine.
 
     Returns:
-        Nothing for a CPU, for another GPU, driver, PyTorch or clock setting than those that were
-        measured, and where the file is broken (``roofprobe ceilings`` says so).
+        Nothing for another GPU, driver, PyTorch or clock setting than those that were measured,
+        for another CPU, number of threads or PyTorch, and where the file is broken (``roofprobe
+        ceilings`` says so).
     """
     conditions = conditions_of(environment)
     try:
@@ -45,7 +46,12 @@ def load_cached(environment: Environment) -> tuple[MeasuredRoof, ...]:
 
 
 def conditions_of(environment: Environment) -> Conditions | None:
-    """What ceilings depend on; None for a device without a UUID, whose ceilings are not kept."""
+    """What ceilings depend on; None where that is not known, and so they are not kept."""
+    if environment.device_kind == "cpu":
+        threads = environment.precision.get("num_threads")
+        if threads is None:
+            return None
+        return {"cpu": environment.device_name, "threads": threads, "torch": environment.torch}
     if environment.uuid is None:
         return None
     clocks = nvml.clock_settings(environment.uuid)
@@ -63,7 +69,8 @@ def path_of(conditions: Conditions) -> Path:
     # The specification of these folders says to ignore a relative path.
     folder = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:12]
-    name = "".join(c if c.isalnum() or c == "-" else "_" for c in str(conditions["uuid"]))
+    name = str(conditions["cpu" if "cpu" in conditions else "uuid"])
+    name = "".join(c if c.isalnum() or c == "-" else "_" for c in name)
     return folder / "roofprobe" / "ceilings" / f"{name}-{digest}.json"
 
 

@@ -1,5 +1,6 @@
 """The ``roofprobe`` command: one verb a module, each with ``add_parser`` and ``run``."""
 
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         or ``verify`` finds a difference, 128 and the number of the signal that ended it.
     """
     given = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not where a caller put in something else
+            stream.reconfigure(errors="backslashreplace")  # a kernel's name can hold anything
     with Signals() as signals:
         try:
             status = _main(given)

@@ -26,7 +26,9 @@ _FOOTERS: Final = {
     "cuda": _UNITS + "Measured: bursts of 10 ms on a rested GPU, the roof of work that does not "
     "heat it; spread: slowest less fastest burst. Sustained: after 0.3 s of the same load. SM "
     "clock: median of NVML's readings.",
-    "cpu": _UNITS + "Measured: median of the repeats; spread: slowest less fastest repeat.",
+    "cpu": _UNITS + "Measured: median of the repeats; spread: slowest less fastest repeat. Later "
+    "runs with as many threads are judged by these; OMP_NUM_THREADS=N roofprobe ceilings measures "
+    "those of N threads.",
 }
 
 
@@ -36,7 +38,8 @@ def add_parser(verbs: Any) -> None:
         "ceilings",
         help="measure what this GPU reaches: FLOP/s by precision, DRAM, L2 and L1 bandwidth",
         description="Runs microbenchmarks (50 s on an H200), or shows what they gave before "
-        "under the same driver, PyTorch and clock settings. Without a GPU, measures the CPU.",
+        "under the same driver, PyTorch and clock settings. Without a GPU, or where "
+        "CUDA_VISIBLE_DEVICES= hides it, measures the CPU, for runs with as many threads.",
     )
     parser.add_argument("--gpu", type=int, metavar="N", help="which GPU, as PyTorch counts them")
     parser.add_argument("--fresh", action="store_true", help="measure anew")
@@ -143,7 +146,8 @@ def _remarks(ceilings: Ceilings, spec: device.DeviceSpec | None, kind: str) -> I
         if roof.spread > _UNSTEADY:
             yield (
                 f"warning: the runs behind {roof.name} differ by {percent(roof.spread)}, so it is "
-                "no ceiling to judge work by: measure again while nothing else uses this machine"
+                "no ceiling to judge work by: measure again (--fresh) while nothing else uses this "
+                "machine"
             )
     for warning in ceilings.warnings:
         yield f"warning: {warning}"

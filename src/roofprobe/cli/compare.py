@@ -26,8 +26,8 @@ from roofprobe.compare import (
     signed,
 )
 from roofprobe.record import Measurement
-from roofprobe.report import plain_table, print_table
-from roofprobe.units import percent
+from roofprobe.report import plain_table, print_table, say
+from roofprobe.units import percent, visible
 
 TRIPPED: Final = 3
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(text(comparison, outcomes, files), end="")
     tripped = [outcome for outcome in outcomes if outcome.tripped]
     for outcome in tripped:
-        print(f"roofprobe: gate {outcome.message}", file=sys.stderr)
+        print(f"roofprobe: gate {visible(outcome.message)}", file=sys.stderr)
     return TRIPPED if tripped else 0
 
 
@@ -144,26 +144,26 @@ def text(
     ):
         state = "" if record.complete else ", INCOMPLETE"
         device = record.environment.device_name
-        console.print(f"{side + ':':7s} {record.name} on {device} [{record.source}{state}], {path}")
+        say(console, f"{side + ':':7s} {record.name} on {device} [{record.source}{state}], {path}")
     for effect, label in _LABELS.items():
         found = [str(d) for d in comparison.differences if d.effect == effect]
         if found:
-            console.print(f"{label}: {', '.join(found)}")
+            say(console, f"{label}: {', '.join(found)}")
     for note in comparison.notes:
-        console.print(f"note: {note}")
+        say(console, f"note: {note}")
     console.print()
     print_table(console, _table(comparison.changes))
     for why in dict.fromkeys(change.missing for change in comparison.changes):
         if why is not None:
             names = [change.quantity for change in comparison.changes if change.missing == why]
-            console.print(f"n/a: {', '.join(names)}: {why}")
+            say(console, f"n/a: {', '.join(names)}: {why}")
     console.print()
     for finding in comparison.findings:
-        console.print(f"* {finding}.")
+        say(console, f"* {finding}.")
     for outcome in outcomes:
         if not outcome.tripped:
-            console.print(f"gate {outcome.message}")
-    console.print(_FOOTER)
+            say(console, f"gate {outcome.message}")
+    say(console, _FOOTER)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 

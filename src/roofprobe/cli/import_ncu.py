@@ -349,7 +349,7 @@ def _print(found: Imported, *, every: bool) -> None:
         print(f"n/a: {metric}: {reason}")
     if found.skipped_lines:
         print(f"{found.skipped_lines} lines between ncu's rows are not ncu's and were skipped")
-    for warning in found.warnings:
+    for warning in (*found.not_counted, *found.warnings):
         print(f"warning: {warning}")
     print("1 FMA = 2 FLOP; GB = 1e9 B; durations are of launches that ncu ran one at a time.")
 

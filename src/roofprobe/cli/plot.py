@@ -11,6 +11,7 @@ from roofprobe import metrics, part_tables, report
 from roofprobe.errors import UsageError
 from roofprobe.record import Measurement
 from roofprobe.roofline import Roofline, Source
+from roofprobe.units import visible
 
 _SOURCES: Final[Mapping[str, tuple[Source, ...]]] = {
     "measured": ("measured",),
@@ -80,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.by is not None:  # of parts, half may have no FLOP
         said = list(part_tables.left_out(roofline.left_out))
     for line in said:
-        print(f"not in the picture: {line}")
-    print(f"picture: {arguments.out}")
+        print(f"not in the picture: {visible(line)}")
+    print(f"picture: {visible(str(arguments.out))}")
     return 0
 
 

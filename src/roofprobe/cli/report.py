@@ -9,6 +9,7 @@ from roofprobe import report
 from roofprobe.cli.plot import names
 from roofprobe.errors import UsageError
 from roofprobe.record import Measurement
+from roofprobe.units import visible
 
 _SUFFIXES: Final = (".html", ".htm")
 
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     records = [Measurement.load(path) for path in paths]
     target = page.save(list(zip(names(paths, records), records, strict=True)), out)
     print("\n".join(report.text(record) for record in records))
-    print(f"page: {target}")
+    print(f"page: {visible(str(target))}")
     return 0
 
 

@@ -37,6 +37,12 @@ class Change:
         return relative(self.before.value, self.after.value)
 
     @property
+    def factor(self) -> float | None:
+        """After / before, of two values above 0; None where there are none."""
+        before, after = self.before.value, self.after.value
+        return after / before if before and after else None
+
+    @property
     def per_image(self) -> float | None:
         """The same of the quantity divided by the images of a step; None where they agree."""
         before, after = self.before.value, self.after.value

@@ -11,7 +11,7 @@ from typing import Final
 from roofprobe import metrics
 from roofprobe.compare.change import Change
 from roofprobe.compare.quantities import BYTES, IDLE
-from roofprobe.compare.setups import seen_autocast, without_batch_size
+from roofprobe.compare.setups import fusion_unseen, seen_autocast, without_batch_size
 from roofprobe.judge import Verdict, verdict
 from roofprobe.record import Measurement
 from roofprobe.roofline import path_name
@@ -53,6 +53,7 @@ def findings(
     if not any(change.notable for change in changes.values()):
         known = any(change.fraction is not None for change in changes.values())
         yield "nothing changed beyond noise" if known else "no quantity has a value in both runs"
+        yield from _unseen(before, after)
         return
     other = _may_be_other_work(changes["flop"], before, after)
     like = like and not other
@@ -66,6 +67,7 @@ def findings(
     yield from _memory(changes, like=like, same_width=_same_width(changes, before, after))
     yield from _launching(changes, before, after, like=like)
     yield from _time(changes, like=like)
+    yield from _unseen(before, after)
     yield _bounds(verdict(before), verdict(after))
 
 
@@ -94,8 +96,8 @@ def _most(changes: Mapping[str, Change]) -> Iterator[str]:
     moved: dict[str, float] = {}
     for name in (*names, "step_time"):
         change = changes.get(name)
-        if change is not None and change.notable and change.before.value and change.after.value:
-            moved[name] = abs(math.log(change.after.value / change.before.value))
+        if change is not None and change.notable and change.factor:
+            moved[name] = abs(math.log(change.factor))
     if moved:
         change = changes[max(moved, key=lambda name: moved[name])]
         yield f"changed most: {_label(change.quantity)}, which {_moved(change)} ({_both(change)})"
@@ -162,7 +164,10 @@ def _traffic(dram: Change, flop: Change, l2: Change | None, *, same_width: bool)
         return ""
     more = dram.fraction > 0
     if _telling(flop):
-        if not same_width or abs((1 + dram.fraction) / (1 + flop.fraction) - 1) > _TELLING:
+        # What rose from 0 or fell to 0 changed by no factor, and so not by the same one.
+        if not (same_width and dram.factor and flop.factor):
+            return ""
+        if abs(dram.factor / flop.factor - 1) > _TELLING:
             return ""
         return f", as did FLOP: {'more' if more else 'less'} of the same work"
     stayed = f"FLOP {'hardly changed' if flop.notable else 'stayed'}"
@@ -171,7 +176,7 @@ def _traffic(dram: Change, flop: Change, l2: Change | None, *, same_width: bool)
             f", {stayed} and so did L2 bytes: the same traffic reached L2, and "
             f"{'less' if more else 'more'} of it was found there"
         )
-    if not same_width:
+    if not (same_width and dram.factor):
         return f", {stayed}"
     cause = (
         "more passes over memory (less fusion, extra copies or casts)"
@@ -218,6 +223,14 @@ def _time(changes: Mapping[str, Change], *, like: bool) -> Iterator[str]:
         )
     if idle.notable:
         yield f"GPU idle {'rose' if idle.difference > 0 else 'fell'} {_both(idle)}"
+
+
+def _unseen(before: Measurement, after: Measurement) -> Iterator[str]:
+    if fusion_unseen(before, after):
+        yield (
+            "the analytic model takes compiled functions as eager ones, so what fusion saves does "
+            "not show in FLOP and bytes"
+        )
 
 
 def _bounds(before: Verdict, after: Verdict) -> str:

@@ -74,6 +74,12 @@ def seen_autocast(record: Measurement) -> bool | None:
     return True if record.environment.precision.get("autocast") else None
 
 
+def fusion_unseen(before: Measurement, after: Measurement) -> bool:
+    """True where one run was compiled otherwise than the other, and a model counted both."""
+    compiled = [record.workload.get("compile") or None for record in (before, after)]
+    return before.source == after.source == "analytic" and compiled[0] != compiled[1]
+
+
 def without_batch_size(before: Measurement, after: Measurement) -> tuple[str, ...]:
     """Which of ``before`` and ``after`` do not say their batch size."""
     sides = (("before", before), ("after", after))

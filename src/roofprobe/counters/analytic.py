@@ -23,8 +23,9 @@ What the figures do not mean:
       behind its schema's back count as read only.
     * Bytes are not told apart by device: a copy from the host counts like one on the device.
     * Compiled functions (``torch.compile``) run eagerly while they are counted, so fusion never
-      shows. Kernels that bypass the dispatcher (raw Triton or CUDA launches, CUDA graph replays)
-      and other threads' work are invisible; autograd's threads are seen.
+      shows; a warning says where there were any.
+    * Kernels that bypass the dispatcher (raw Triton or CUDA launches, CUDA graph replays) and other
+      threads' work are invisible; autograd's threads are seen.
     * Operators whose FLOP or bytes could not be told are named in
       ``AnalyticBackend.uncounted_ops``, and what misses one has no value. A step without a single
       operator has none at all: its work went past the dispatcher, if there was any.
@@ -32,7 +33,7 @@ What the figures do not mean:
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -91,6 +92,10 @@ _COMMUNICATION: Final = ("c10d", "_c10d_functional", "_c10d_functional_autograd"
 _UNSEEN: Final = (
     "no PyTorch operator ran in the step's own thread: what other threads, CUDA graphs and "
     "kernels launched past PyTorch do is not seen, so this is a gap and no 0"
+)
+
+_COMPILED: Final = (
+    "compiled functions were modelled as if they ran eagerly, so what fusion saves does not show"
 )
 
 
@@ -240,6 +245,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.enter(0)
         self.uncounted: Counter[str] = Counter()
         self.idle = True  # nothing was dispatched so far
+        self.compiled = False  # a compiled function was called
 
     def enter(self, region: int) -> None:
         """What is dispatched from here on belongs to a region."""
@@ -331,6 +337,32 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _NOTHING
 
 
+@contextmanager
+def _eager(counter: _Counter) -> Iterator[None]:
+    """Within it, compiled functions run eagerly, and the counter learns whether there were any.
+
+    PyTorch tells nobody of such a call. But each one asks what to do under the stance of the moment
+    and names its compiler, where functions that must not be compiled name none.
+    """
+    from torch._dynamo import eval_frame  # ``open`` has paid for it
+
+    module: Any = eval_frame
+    # A PyTorch that asks elsewhere costs the warning and no step.
+    decide = getattr(module, "_callback_from_stance", lambda compiler: None)
+
+    def decided(compiler: object) -> object:
+        counter.compiled |= not isinstance(compiler, bool | None)
+        return decide(compiler)
+
+    # torch.compile(fullgraph=True) raises under a dispatch mode unless it may run eagerly.
+    with torch.compiler.set_stance("force_eager"):
+        module._callback_from_stance = decided
+        try:
+            yield
+        finally:
+            module._callback_from_stance = decide
+
+
 class AnalyticBackend:
     """Counts algorithmic work of this thread's PyTorch operators; see the module for the model."""
 
@@ -363,8 +395,7 @@ class AnalyticBackend:
         self.close()
         self._counter = _Counter()
         with ExitStack() as stack:
-            # torch.compile(fullgraph=True) raises under a dispatch mode unless it may run eagerly.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_eager(self._counter))
             stack.enter_context(self._counter)
             self._pass = stack.pop_all()
 
@@ -377,7 +408,10 @@ class AnalyticBackend:
         """FLOP by operand type and bytes (byte) of the latest pass."""
         values, why = self._counter.counts(0), self._why()
         reasons = {name: why for name, value in values.items() if value is None and why is not None}
-        return RoundCounters(values, reasons, warnings=(why,) if why is not None else ())
+        warnings = (why, _COMPILED if self._counter.compiled else None)
+        return RoundCounters(
+            values, reasons, warnings=tuple(text for text in warnings if text is not None)
+        )
 
     def open_regions(self, switches: int) -> None:
         """As ``open``."""

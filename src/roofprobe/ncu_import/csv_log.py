@@ -156,7 +156,7 @@ class _Base:
     def take(self, line: str) -> bool:
         fields = self._fields(line)
         if fields is None or not fields[self._id].isdecimal():
-            return False
+            return self._is_advice(line)
         self._put(fields)
         while self._rest:
             rest, self._rest = self._rest, ""
@@ -185,6 +185,10 @@ class _Base:
         if bare is None and final and text == line:
             return self._begun(text)
         return bare
+
+    def _is_advice(self, line: str) -> bool:
+        """Whether a line that is no whole row is of ncu's advice, and so nothing is lost."""
+        return False
 
     def _put(self, fields: Sequence[str]) -> None:
         """Stores a row."""
@@ -312,9 +316,25 @@ class _Long(_Base):
         section = [self._at["Section Name"]] if "Section Name" in self._at else []
         self._metric: Any = itemgetter(*(self._at[name] for name in _LONG[:2]), *section)
         self._value = self._at["Metric Value"]
+        self._name = self._at["Metric Name"]
+        self._advice = False  # inside a rule's words, which can have line feeds
         self._sinks: dict[tuple[str, ...], Sink | None] = {}
 
+    def _is_advice(self, line: str) -> bool:
+        is_odd = line.count('"') % 2 == 1
+        if self._advice and next(rows.starts(line), None) is None:
+            self._advice = not is_odd
+            return True
+        self._advice = False
+        if not is_odd or not line.startswith('"'):
+            return False
+        # A row without a metric has nothing to lose.
+        fields, _ = rows.fields_at(line, 0, self._delimiter, self._width)
+        self._advice = self._name < len(fields) and not fields[self._name] and self._fits(fields)
+        return self._advice
+
     def _put(self, fields: Sequence[str]) -> None:
+        self._advice = False
         launch = self._launch(fields)
         key = self._metric(fields)
         try:
@@ -383,7 +403,9 @@ class _Wide(_Base):
         if len(fields) != self._width:
             return None
         fields = ["" if field.strip().lower() == "nan" else field.strip() for field in fields]
-        if any(fields[index] for index in self._about) or not any(fields):
+        # Metrics without a unit have a row without any; further down that says nothing.
+        blank = self._sinks is not None and any(self.form[-1]) and not any(fields)
+        if blank or any(fields[index] for index in self._about):
             return None
         return fields
 

@@ -102,6 +102,7 @@ class Imported:
         counters: Metric -> sum over launches, for counts.
         warnings: For the user.
         tensor_scale: Factor that a calibration found, None without one.
+        not_counted: What the total FLOP leave out because nobody asked for its counters.
     """
 
     files: tuple[str, ...]
@@ -122,6 +123,7 @@ class Imported:
     counters: Mapping[str, float]
     warnings: tuple[str, ...]
     tensor_scale: float | None = None
+    not_counted: tuple[str, ...] = ()
 
     def to_dict(self, *, kernels: bool = False) -> dict[str, Any]:
         """As JSON's types.
@@ -146,6 +148,7 @@ class Imported:
             "skipped_lines": self.skipped_lines,
             "failed_kernels": list(self.failed_kernels),
             "counters": dict(self.counters),
+            "not_counted": list(self.not_counted),
             "warnings": list(self.warnings),
         }
         if self.parts:
@@ -160,9 +163,9 @@ class Imported:
         return body
 
     def to_json(self, *, kernels: bool = False) -> str:
-        """As JSON text; the same files give the same bytes."""
+        """As JSON text, in ASCII; the same files give the same bytes."""
         body = self.to_dict(kernels=kernels)
-        return json.dumps(body, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
 
 def import_files(
@@ -203,6 +206,8 @@ def import_files(
     whole = _whole(work, parts, reasons, warnings, unavailable)
     owners = _by_owner(launches, parts) if work.paired else ()
     warnings += _time_notes(launches, whole, len(owners))
+    known = whole.flop["total"] is not None
+    not_counted = totals.not_counted(work, compute_capability) if known else ()
     ranges, steady = _ranges(launches, parts, warnings) if work.paired else ((), None)
     return Imported(
         files=tuple(path.name for path in paths),
@@ -223,6 +228,7 @@ def import_files(
         counters=_counters(launches),
         warnings=tuple(dict.fromkeys(warnings)),
         tensor_scale=parts.scale,
+        not_counted=tuple(not_counted),
     )
 
 

@@ -5,6 +5,7 @@ A column holds one metric of every launch.
 """
 
 import math
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -21,6 +22,9 @@ _NO_ROW: Final = math.nan
 _NO_VALUE: Final = -math.inf
 
 NAMELESS: Final = "(no name)"
+
+# What --print-metric-instances puts behind a value: "1,000 (500; 500)", "1,000 (0x10: 500)".
+_INSTANCES: Final = re.compile(r"(?<=[0-9])\s*\([0-9][^()]*\)\s*$")
 
 _DIGITS: Final = 19  # fewer are a number without a second look
 _LARGEST_ID: Final = 2**62
@@ -213,6 +217,8 @@ class Sink:
     def _read(self, text: str) -> tuple[float, float] | None:
         """A cell in both formats, without a number where it has none; None for one of no use."""
         reason = self._refusal
+        if text.endswith(")") and (found := _INSTANCES.search(text)) is not None:
+            text = text[: found.start()]
         if not text[:1].isdecimal() or "#" in text:
             reason = numerals.absent(text) or reason
         if reason is None:
@@ -372,11 +378,15 @@ class Launches:
         exact = found is not None and vocabulary.is_metric_name(name)
         stands_for = known.dimension if found is None else found.kind
         index = self._index((name,) if exact else (name, stands_for, section), found)
+        needed = found is not None and not vocabulary.is_hint(found)
+        clue = numerals.clue(name, unit)
         expected = Known(
             # Only an unscaled count is whole: 1.234 Mbyte is fine.
             whole=found is not None and found.whole and known.scale == 1.0,
-            clue=numerals.clue(name, unit),
-            needed=found is not None and not vocabulary.is_hint(found),
+            clue=clue,
+            needed=needed,
+            # A column of the user's own has no unit.
+            tells=needed or clue is not None or bool(unit.strip()),
         )
         refusal = None if found is None else refusal
         return Sink(self, self.columns[index], index, known.scale, expected, refusal)

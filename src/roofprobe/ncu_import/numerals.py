@@ -5,13 +5,16 @@ somewhere in the file; where no number tells, the file is refused, for a wrong g
 a factor of 1000. Evidence, strongest first:
 
 1. A number that reads one way only: ``1,234,567``, ``1,234.5``, ``0.5``, ``12.25``; and a count
-   that must be whole (``1,234`` instructions).
+   that must be whole (``1,234`` instructions). A round one (``128.000``) is whole both ways, as
+   where pandas wrote it with three decimals. ``1,000`` is a thousand all the same unless another
+   count shows such decimals (``0,000``); ``128.000`` needs other evidence.
 2. What a value is (see ``clue``): ``45,678 %`` of the peak has decimals, ``1,024`` threads have
    none. And long integers without a point or comma (``1234567``, ``1 234 567``, ``1'234'567``):
    then a lone separator is a decimal one.
 3. Fields separated by semicolons, as programs write them where the comma is the decimal sign.
 
-Only where a number that a figure needs reads two ways does the file have to tell.
+Only where a number that a figure needs reads two ways does the file have to tell. What stands in
+a column of the user's own (a version) is no evidence.
 """
 
 import re
@@ -55,6 +58,7 @@ _ABSENT: Final = re.compile(r"[^0-9a-z]*(?:(?:n\W?a|none|null|not available|no d
 _NAN: Final = re.compile(r"[+-]?(?:[0-9]\.#)?(?:[qs]?nan|ind).*")
 _INFINITE: Final = re.compile(r"[+-]?(?:[0-9]\.#)?inf(?:inity)?0*")
 _SHOWN: Final = 20  # characters of a cell in words
+_ROUND: Final = "000"
 
 # Counters have 64 bits; a difference below zero wraps to just below the limit, and no launch runs
 # for the days that half of it takes.
@@ -71,6 +75,7 @@ class Known(NamedTuple):
     whole: bool = False
     clue: Clue | None = None
     needed: bool = True
+    tells: bool = True
 
 
 def absent(text: str) -> str | None:
@@ -141,6 +146,8 @@ class Numerals:
         self._proof: dict[Reading, str] = {}
         self._clues: set[Reading] = set()
         self._open: dict[str, str] = {}  # separator -> a needed number that reads two ways
+        self._round: dict[str, str] = {}  # separator -> a count that is whole both ways
+        self._fixed: set[str] = set()  # separators before the decimals of whole counts
 
     def usual(self, text: str) -> float | None:
         """A grouped integer in the format that a number has proven, which needs no second look.
@@ -151,7 +158,12 @@ class Numerals:
         return float(text.replace(self._group, "")) if self._usual(text) else None
 
     def both(
-        self, text: str, whole: bool = False, clue: Clue | None = None, needed: bool = True
+        self,
+        text: str,
+        whole: bool = False,
+        clue: Clue | None = None,
+        needed: bool = True,
+        tells: bool = True,
     ) -> tuple[float, float]:
         """Reads a number as ``en`` and as ``de``; the two agree unless it reads two ways.
 
@@ -160,6 +172,7 @@ class Numerals:
             whole: The value is a count, so it has no decimals unless they are plain to see.
             clue: What the value is by its name and unit (see ``clue``), which can be mistaken.
             needed: A figure rests on it.
+            tells: It is ncu's own number, and so evidence.
 
         Raises:
             NotANumberError: the text is no number, or not one in the forced format.
@@ -180,18 +193,26 @@ class Numerals:
         parts = [head, *re.split("[.,]", tail[1:])]
         last = separators[-1]
         lone = len(separators) == 1
+        is_round = parts[-1] == _ROUND and not exponent
+        if is_round and (whole or clue == "whole"):
+            if not _may_group(parts) or len(set(separators)) > 1:
+                self._fixed.add(last)
+            elif last == ".":
+                clue = None
         if lone and not exponent and _may_group(parts):
-            if whole:
+            if whole and is_round:
+                self._round.setdefault(last, text)
+            elif whole:
                 return self._proven("", last, sign, parts, "", text)
             return self._lone(last, sign, parts, text, clue, needed)
         if lone:
-            return self._proven(last, "", sign, parts[:1], parts[1] + exponent, text)
+            return self._proven(last, "", sign, parts[:1], parts[1] + exponent, text, tells)
         if len(set(separators)) == 1 and not exponent and _may_group(parts):
-            return self._proven("", last, sign, parts, "", text)
+            return self._proven("", last, sign, parts, "", text, tells)
         mixed = last not in separators[:-1] and len(set(separators[:-1])) == 1
         if mixed and _may_group(parts[:-1]):
             rest = parts[-1] + exponent
-            return self._proven(last, separators[0], sign, parts[:-1], rest, text)
+            return self._proven(last, separators[0], sign, parts[:-1], rest, text, tells)
         raise _damaged(text)
 
     def decide(self) -> Reading:
@@ -202,13 +223,14 @@ class Numerals:
         """
         if self._forced is not None:
             return _decimal_by(_SIGNS[self._forced][0])
-        if len(self._proof) == 2:
+        proof = self._proof_with_round()
+        if len(proof) == 2:
             raise RecordError(
-                f"numbers in two formats: {self._proof['en']!r} and {self._proof['de']!r}; import "
+                f"numbers in two formats: {proof['en']!r} and {proof['de']!r}; import "
                 "two logs as two files; where one of the numbers is damaged, --number-format names "
                 "the right one"
             )
-        for known in self._proof:
+        for known in proof:
             return known
         told = set(self._clues)
         if self.ungrouped and len(self._open) == 1:
@@ -217,7 +239,7 @@ class Numerals:
             return told.pop()
         if not self._open:
             return "en"
-        if not told and self.semicolons and len(self._open) == 1:
+        if not told and self.semicolons and len(self._open) == 1 and not self._round:
             return "de"
         example = next(iter(self._open.values()))
         raise RecordError(
@@ -225,6 +247,14 @@ class Numerals:
             "tells which: pass --number-format en (decimal point) or de (decimal comma), or run "
             "ncu with LC_ALL=C"
         )
+
+    def _proof_with_round(self) -> dict[Reading, str]:
+        """What is proven, once it is known what round counts are."""
+        proof = dict(self._proof)
+        for separator in sorted(self._round):  # the comma first
+            if separator not in self._fixed and (proof or separator == ","):
+                proof.setdefault(_grouped_by(separator), self._round[separator])
+        return proof
 
     def _lone(
         self,
@@ -250,12 +280,19 @@ class Numerals:
         return (grouped, decimal) if separator == "," else (decimal, grouped)
 
     def _proven(
-        self, decimal: str, group: str, sign: str, whole: list[str], rest: str, text: str
+        self,
+        decimal: str,
+        group: str,
+        sign: str,
+        whole: list[str],
+        rest: str,
+        text: str,
+        tells: bool = True,
     ) -> tuple[float, float]:
         """A number that reads one way, with the signs that it has."""
         self._check(decimal, group, text)
         known = _decimal_by(decimal) if decimal else _grouped_by(group)
-        if known not in self._proof:
+        if tells and known not in self._proof:
             self._proof[known] = text
             self._group = _SIGNS[self._forced or known][1]
             if self._group:

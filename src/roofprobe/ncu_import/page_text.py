@@ -8,6 +8,8 @@ from roofprobe.ncu_import.launches import Launches, Owner, Sink
 from roofprobe.ncu_import.rows import Fragment
 
 _PROCESS: Final = re.compile(r"\[(?P<process>[0-9]+)\] \S.*@(?P<host>[^\s@]+)\s*")
+# What a launcher puts before each line of a rank ("0: ", "[1,0]<stdout>:", "worker-1  | ").
+_RANK: Final = re.compile(rf"(?P<rank>[\w \t.,<>\[\]-]{{1,40}}[:|>\]] ?){_PROCESS.pattern}")
 _KERNEL: Final = re.compile(
     r"  (?P<name>\S.*?)"
     r"(?: (?P<grid>\([0-9]+, *[0-9]+, *[0-9]+\)x\([0-9]+, *[0-9]+, *[0-9]+\)))?"
@@ -38,6 +40,7 @@ class PageText:
         self.rows = 0
         self.torn: list[Fragment] = []
         self._launches = launches
+        self._rank = ""  # what stands before each line
         self._process = ("", "")
         self._next: dict[tuple[str, str], int] = {}
         self._here: Fragment | None = None  # the launch whose tables come
@@ -62,7 +65,12 @@ class PageText:
         return not self._skip and (self._empty or self._ends is not None)
 
     def take(self, line: str) -> bool:
-        """Reads a line; False when it has nothing to do with ncu's tables."""
+        """Reads a line; False when it has nothing to do with ncu's tables.
+
+        Raises:
+            RecordError: it is another rank's.
+        """
+        line = self._bare(line)
         if _RULER.fullmatch(line):
             self._rule(line)
             return True
@@ -100,6 +108,7 @@ class PageText:
             line: The line.
             final: No row follows, so less is enough to make it one that breaks off.
         """
+        line = line.removeprefix(self._rank)
         if self._ends is not None:
             name = line.strip().partition("  ")[0]
             known = "__" in name or any(name == key[0] for key in self._sinks)
@@ -110,6 +119,16 @@ class PageText:
         if final and begun and self._process != ("", ""):
             return Fragment(self._process[0], self._next.get(self._process, 0))
         return None
+
+    def _bare(self, line: str) -> str:
+        """A line without what a launcher put before it."""
+        if "@" in line and (ranked := _RANK.fullmatch(line)) is not None:
+            if self._rank not in ("", ranked["rank"]):
+                raise ranks.mixed("their lines have different beginnings")
+            self._rank = ranked["rank"]
+        if self._rank and line.rstrip() == self._rank.rstrip():
+            return "\n"
+        return line.removeprefix(self._rank)
 
     def _rule(self, line: str) -> None:
         """A ruler begins a table, is below the names of its columns, or ends it."""
@@ -183,6 +202,12 @@ class PageText:
         self.rows += 1
         self._empty = False
         return True
+
+
+def is_kernel(line: str) -> bool:
+    """Whether a line is that above a kernel's tables, a launcher's mark before it or not."""
+    found = _KERNEL.search(line) if ", Context " in line else None
+    return found is not None and found.end() == len(line)
 
 
 def _is_glued(value: str) -> bool:

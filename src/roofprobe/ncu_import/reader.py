@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import csv_log, ranks, report_file
@@ -11,9 +12,11 @@ from roofprobe.ncu_import.damage import Damage, Table
 from roofprobe.ncu_import.launches import Launches
 from roofprobe.ncu_import.messages import Messages
 from roofprobe.ncu_import.numerals import NumberFormat, Numerals
-from roofprobe.ncu_import.page_text import PageText
+from roofprobe.ncu_import.page_text import PageText, is_kernel
 from roofprobe.ncu_import.source import open_lines
 from roofprobe.ncu_import.transposed import Transposed
+
+_BOTH: Final = "CSV and plain text of ncu are in one file: import them as two files"
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ def read(path: Path, forced: NumberFormat | None = None) -> Content:
             unknown unit, two values for one metric.
     """
     try:
+        if path.is_fifo():
+            raise RecordError("a pipe, which cannot be read twice: save it to a file first")
         if report_file.is_report(path):
             launches = report_file.read(path)
             content = Content(path, launches, Messages(), warnings=[report_file.PROCESSES])
@@ -91,6 +96,8 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
             other = other or csv_log.other_table(line)
             found = Transposed.starting(line, launches) if other is None else None
         if found is not None:
+            if isinstance(layout, PageText) and layout.last is not None:
+                raise RecordError(_BOTH)
             if not isinstance(layout, Transposed) and not isinstance(found, Transposed):
                 damage.note(layout, line[: found.start])
                 damage.collect(layout)
@@ -99,6 +106,8 @@ def parse(lines: Iterable[str], path: Path, forced: NumberFormat | None = None) 
                 tables.append(found)
             messages.take(line)
             continue
+        if not isinstance(layout, PageText) and is_kernel(line):
+            raise RecordError(_BOTH)
         torn = not isinstance(layout, Transposed) and damage.note(layout, line)
         if messages.take(line):
             stray = ("", 0)

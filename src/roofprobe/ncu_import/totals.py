@@ -45,6 +45,8 @@ _COLLECT: Final = f"collect {_EVERY_TYPE} of every type that the GPU has"
 _OPERATIONS: Final = ("sm__ops_path_tensor", "smsp__ops_path_tensor")
 # Compute capabilities on which a matrix product of known size showed what the counters count.
 _SETTLED: Final = frozenset({"9.0"})
+_SASS_PATHS: Final = ("sass_fp16", "sass_fp32", "sass_fp64")
+_OPS: Final = ("add", "mul", "fma")
 _DAY: Final = 86400.0  # s; no kernel runs that long, but broken time stamps say so
 
 _VOLTA_KERNEL: Final = re.compile(r"\bvolta_")
@@ -800,6 +802,59 @@ def unsettled(parts: Terms, work: Workload, capability: str | None) -> str | Non
         f"compute capability {', '.join(sorted(_SETTLED))} only: --calibration settles it with a "
         "matrix product of known size"
     )
+
+
+def not_counted(work: Workload, capability: str | None) -> list[str]:
+    """What a total of FLOP leaves out because its counters are not in the files, in sentences.
+
+    Args:
+        work: The merged files.
+        capability: Compute capability that the user named, for launches that have none.
+    """
+    launches = work.launches
+    ops: dict[str, set[str]] = {}
+    tensor = False
+    for column in launches.columns:
+        if column.meaning is not None:
+            part = column.meaning.part
+            if column.meaning.kind != "hint":
+                part = (column.meaning.kind, *part)
+            kind = part[0]
+            tensor = tensor or kind in ("tensor", "pipe")
+            if kind == "flop":
+                ops.setdefault(part[1], set()).add(part[2])
+    said = [_some(path, ops[path]) for path in _SASS_PATHS if path in ops]
+    if not ops:
+        said.append(
+            "flop.total counts tensor cores alone: no counter of CUDA cores is in the files; "
+            f"collect {vocabulary.sass_metric('sass_fp32', '*')}"
+        )
+    elif "sass_fp64" not in ops:
+        doubles = filter(vocabulary.uses_fp64, launches.titles)
+        said += [
+            f"flop.total counts no fp64 instructions of CUDA cores: by their names kernels such as "
+            f"{title[:_NAME]} have some, and no such counter is in the files; collect "
+            f"{vocabulary.sass_metric('sass_fp64', '*')}"
+            for title in list(doubles)[:1]
+        ]
+    chips = (owner.compute_capability or capability for owner in launches.owners)
+    if not tensor and any(map(vocabulary.has_tensor_cores, chips)):
+        said.append(
+            "flop.total counts CUDA cores alone: no counter of tensor cores is in the files; "
+            f"{_COLLECT}"
+        )
+    return list(filter(None, said))
+
+
+def _some(path: str, ops: Collection[str]) -> str | None:
+    """Says which kinds of instructions of a path nobody counted; None where there is none."""
+    told = {op[1:].rstrip("24") for op in ops}
+    lacking = [op for op in _OPS if op not in told]
+    if "" in told or not lacking:
+        return None  # one counter of all kinds has its own reason
+    names = " or ".join(vocabulary.sass_metric(path, op) for op in lacking)
+    have = " and ".join(op for op in _OPS if op in told)
+    return f"flop.total counts {have} of {path} alone: no {names} is in the files"
 
 
 def nan_count(launches: Launches, column: Column) -> int:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from roofprobe import metrics
 from roofprobe.errors import RecordError
 from roofprobe.ncu_import import rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner
@@ -29,6 +30,7 @@ _LABELS: Final = (*_PROCESS, *_DEVICE, *_CONTEXT, *_CAPABILITY, *_GRID, *_BLOCK,
 _FUNCTION: Final = ("Function", "Function Name", "Kernel", "Kernel Name", "Metric Name")
 _UNITS: Final = ("Unit", "Metric Unit")  # a column of its own, in an export saved anew
 _ADVICE: Final = "the table is damaged or was edited; export it again"
+_SHOWN: Final = 60  # characters of a line in a message
 
 
 class Transposed:
@@ -46,6 +48,8 @@ class Transposed:
         self._cells: dict[str, list[str]] = {}
         self._metrics: list[tuple[str, str, list[str]]] = []
         self._ended = self._quoted = True  # the last row
+        # Why the table cannot be read. Kept until it is over: a program's table is no fault.
+        self._fault: str | None = None
 
     @classmethod
     def starting(cls, line: str, launches: Launches) -> "Transposed | None":
@@ -60,8 +64,7 @@ class Transposed:
         """Reads a line; False when it is no row of the table.
 
         Raises:
-            RecordError: a metric that is needed, and no telling in which unit; or nothing but a
-                part of its name.
+            RecordError: a metric that is needed, and no telling in which unit.
         """
         if rows.header(line) is not None:
             return False  # ncu's own; this table was something that a program printed
@@ -70,8 +73,7 @@ class Transposed:
         head, *cells = rows.split(closed, self._delimiter) or [""]
         metric, named = _metric(head), _NAMED.match(head)
         if not cells:
-            if named and not ended:
-                raise RecordError("the file breaks off in the name of a metric: export it again")
+            self._note_part(line)
             return False
         if named and metric is None and vocabulary.expected(named.group()):
             raise RecordError(f"{head!r} is no metric with its unit: the file is damaged")
@@ -81,17 +83,38 @@ class Transposed:
         elif head and head not in self._cells and (ended or line.endswith('"')):
             self._cells[head] = cells
         else:
+            if head in (*_FUNCTION, *_LABELS):
+                self._fault = self._fault or (
+                    f"two exports are in this file, for the row {head!r} comes twice: import them "
+                    "as two files"
+                )
             return False
         self.rows += 1
         self._quoted = line.rstrip("\r\n").endswith('"')
         return True
 
+    def _note_part(self, line: str) -> None:
+        """Keeps that a line is a row of which only a part is there: a metric may be lost."""
+        text = line.strip()
+        if not text or not self.rows:
+            return
+        begins = any(name.startswith(text) for name in metrics.TABLE)
+        # UTF-16 can be cut inside a quote.
+        if begins or text.startswith(('"', "\ufffd")) or _NAMED.match(text):
+            self._fault = self._fault or (
+                f"the table breaks off inside a row ({text[:_SHOWN]!r}), so a metric may be lost: "
+                "export it again"
+            )
+
     def finish(self) -> None:
         """Adds the launches and their metrics.
 
         Raises:
-            RecordError: rows of different widths, or cells that belong to no launch.
+            RecordError: a part of a row, rows of two tables or of different widths, or cells that
+                belong to no launch.
         """
+        if self._fault is not None:
+            raise RecordError(self._fault)
         if self._delimiter == ";":
             self._launches.numerals.semicolons = True
         names = next((self._cells[key] for key in _FUNCTION if key in self._cells), None)

@@ -40,6 +40,8 @@ _CHIPS: Final = {
     "12.0": "GB202",
 }
 
+_FIRST_WITH_TENSOR_CORES: Final = 7  # compute capability 7.0
+
 _COUNT: Final = frozenset({"inst", "op", ""})
 _DIMENSIONS: Final = (
     *("inst", "byte", "second", "cycle", "sector"),
@@ -126,27 +128,42 @@ _TENSOR_PATHS: Final = {
     "fp4_fp6_fp8": "tensor_fp8",
 }
 
-# Kernels of cuBLAS, cuDNN, CUTLASS and FlashAttention that use tensor cores. "xmma" alone does not
-# say so: sm80_xmma_gemm_f32f32_f32f32_f32_..._ffma_... are fp32 kernels.
+# Kernels of cuBLAS, cuDNN, CUTLASS, FlashAttention and others that use tensor cores. "xmma" alone
+# does not say so: sm80_xmma_gemm_f32f32_f32f32_f32_..._ffma_... are fp32 kernels.
 _TENSOR_KERNEL: Final = re.compile(
     r"tensorop_(?!i\d)"
     r"|(?<![a-z0-9])[a-z]?(?<!i)(?:884|161616|168(?:8|16|32|64))(?:gemm|cudnn|fprop|[dw]grad)"
     r"|xmma_(?!\w*_[hfd]fma)\w*(?:bf16|tf32|f16f16|e4m3|e5m2|tensor\d+x)"
-    r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|utcmma|nvjet|flash_fwd|flash_bwd)(?![a-z])"
+    r"|(?<![a-z])(?:[hq]?gmma|wgmma|hmma|wmma|utcmma|tcgen05|nvjet|flash_fwd|flash_bwd)(?![a-z])"
     r"|fmha_cutlass[FB]_(?:f16|bf16)|deep_gemm|(?<![a-z])attn_(?:fwd|bwd)(?![a-z])"
     r"|triton_\w*mm_\w*(?:bf16|fp16)"
+    r"|FlashAttn(?:Fwd|Bwd)|fmha_v2_(?!\w*int8)|fmhaSm[0-9]|sdpa_sm[0-9]|(?<![A-Za-z])Marlin\w*<"
+    # CUTLASS 2 and 3, and what their instructions are called: SM80_16x8x16_F32BF16BF16F32_TN.
+    r"|MmaTensorOp|Mainloop\w*[GU]mma|SM[0-9]+_(?:MMA_|[0-9]+x[0-9]+x[0-9]+_)(?:MX|T)?F[0-9]"
+    r"|(?<![A-Za-z0-9])m(?:16n8k|8n8k4|64n[0-9]+k)[0-9]*(?![0-9]|\w*_[su][48])"
+)
+# The same names stand for products of integers, which these tell.
+_INTEGER_KERNEL: Final = re.compile(
+    r"SM[0-9]+_(?:MMA_|[0-9]+x[0-9]+x[0-9]+_)S|MmaTensorOp\b.*?(?:signed char|int(?:8|4b)_t)"
 )
 # The type of the factors, as the counters call it. h884 and h1688 are all fp16, s1688 is not.
 _KERNEL_TYPES: Final = {
-    "bf16": re.compile(r"bf16|bfloat16"),
-    "fp16": re.compile(r"(?<!b)fp?16|half|(?<![a-z0-9])h(?:884|16[0-9]+)"),
-    "tf32": re.compile(r"tf32"),
-    "fp64": re.compile(r"fp?64|double|(?<![a-z0-9])d(?:884|16[0-9]+)"),
-    "fp8": re.compile(r"e4m3|e5m2|fp8"),
+    "bf16": re.compile(r"bf16|bfloat16", re.IGNORECASE),
+    "fp16": re.compile(
+        r"(?<!b)fp?16|half|(?<![a-z0-9])h(?:884|16[0-9]+)|(?<!b)float16", re.IGNORECASE
+    ),
+    "tf32": re.compile(r"tf32", re.IGNORECASE),
+    "fp64": re.compile(r"fp?64|double|(?<![a-z0-9])d(?:884|16[0-9]+)", re.IGNORECASE),
+    "fp8": re.compile(r"e4m3|e5m2|fp8", re.IGNORECASE),
 }
 # Kernels of other tensor instructions than HMMA: a counter of one kind sees none of another.
 _NOT_HMMA: Final = re.compile(
-    r"gmma|nvjet|utcmma|sm90|sm1[0-9]{2}|deep_gemm|fp?64|(?<![a-z0-9])d(?:884|16)"
+    r"[gu]mma|nvjet|utcmma|tcgen05|sm90|sm1[0-9]{2}|deep_gemm|fp?64|(?<![a-z0-9])d(?:884|16)",
+    re.IGNORECASE,
+)
+# CUDA cores work in double precision.
+_DOUBLE_KERNEL: Final = re.compile(
+    r"(?<![A-Za-z0-9])d(?:gemm|gemv|ger|syrk|trsm|axpy|dot|scal)|\bdouble\b|_dfma(?![a-z])"
 )
 _WHOLE_PIPE: Final = re.compile(r"pipe_tensor(?!_op_|_subpipe)")
 
@@ -222,6 +239,18 @@ def tensor_parts(capability: str | None) -> tuple[tuple[str, ...], ...] | None:
     return tuple(found.part for name in rows if (found := expected(name)) is not None)
 
 
+def has_tensor_cores(capability: str | None) -> bool:
+    """Whether a chip may have tensor cores; True where nobody knows which it is."""
+    major = (capability or "").partition(".")[0]
+    return not major.isdecimal() or int(major) >= _FIRST_WITH_TENSOR_CORES
+
+
+def sass_metric(path: str, op: str) -> str:
+    """The counter of one kind of instruction (``add``, ``mul``, ``fma``) of CUDA cores."""
+    letter = next(letter for letter, known in _SASS_PATHS.items() if known == path)
+    return _SASS_ALL.format(letter + op)
+
+
 def tensor_metric(part: tuple[str, ...]) -> str:
     """The counter of a part of ``tensor_parts``."""
     _, source, _, result, _ = part
@@ -230,7 +259,12 @@ def tensor_metric(part: tuple[str, ...]) -> str:
 
 def uses_tensor_cores(kernel: str) -> bool:
     """True where a name says so; False says nothing."""
-    return _TENSOR_KERNEL.search(kernel) is not None
+    return _TENSOR_KERNEL.search(kernel) is not None and _INTEGER_KERNEL.search(kernel) is None
+
+
+def uses_fp64(kernel: str) -> bool:
+    """True where a name says that CUDA cores work in fp64; False says nothing."""
+    return _DOUBLE_KERNEL.search(kernel) is not None
 
 
 def tensor_types(kernel: str) -> frozenset[str]:

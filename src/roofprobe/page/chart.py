@@ -201,7 +201,7 @@ def _choices(
 
 def above_words(above: Above) -> str:
     """What a point above its roof means."""
-    return f"{above.words}: {suspects(mix=above.mix, level=above.level)}"
+    return f"{above.words}: {suspects(mix=above.mix, level=above.level, modelled=above.modelled)}"
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
