@@ -11,6 +11,7 @@ import random
 import re
 import sys
 import tty
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -2474,3 +2475,59 @@ class TestWhatBelongsTogether:
         for mode in ("cache_control", "replay_mode"):
             assert record[mode] is None
             assert "do not say" in record["reasons"][mode]
+
+
+# -- A report that an H200 recorded -------------------------------------------------------
+
+REPORT = Path(__file__).parents[1] / "data/ncu-report"
+# 132 SMs hold 8 blocks of 256 threads each; 64 rounds of 512 FMAs a thread.
+CHAIN_FMA = 132 * 8 * 256 * 64 * 512
+# Groups of four 16-byte loads of every thread of 132 x 4 blocks of 512, as many as fit in 1 GiB.
+GROUP_BYTE = 132 * 4 * 512 * 4 * 16
+
+
+def known_work(path):
+    record = import_files([path]).to_dict(kernels=True)
+    chains, read = record["kernels"]
+    assert (chains["name"], chains["launches"]) == ("fma_fp32", 2)
+    assert (read["name"], read["launches"]) == ("read_global", 1)
+    assert record["counters"]["smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"] == (
+        2 * CHAIN_FMA
+    )
+    assert chains["flop"]["total"] == pytest.approx(2 * 2 * CHAIN_FMA, rel=1e-3)
+    # All that is read lies in DRAM, and each byte of it is read once.
+    assert read["byte"]["l1"] == 2**30 // GROUP_BYTE * GROUP_BYTE
+    assert read["byte"]["dram_read"] == pytest.approx(read["byte"]["l1"], rel=1e-3)
+    assert (record["compute_capability"], record["devices"]) == (["9.0"], [0])
+    assert record["gpu"] == "NVIDIA H200"
+    return record
+
+
+def test_known_work_in_ncu_s_export_of_a_report():
+    known_work(REPORT / "kernels.csv")
+
+
+def test_a_real_report_is_what_ncu_exports_of_it():
+    pytest.importorskip("ncu_report", reason="needs ncu-report")
+    ours = known_work(REPORT / "kernels.ncu-rep")
+    theirs = import_files([REPORT / "kernels.csv"]).to_dict(kernels=True)
+    differ = {key for key in ours if ours[key] != theirs[key]}
+    assert differ == {"files", "processes", "warnings"}
+    (only_ours,) = set(ours["warnings"]) - set(theirs["warnings"])
+    assert "does not tell processes apart" in only_ours
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 1000, 45_000, 60_000, 70_000, 90_000, 93_000, 93_156])
+def test_a_report_that_was_cut_short_is_refused_or_has_no_total(tmp_path, size):
+    """NVIDIA's package reads what there is of it and says nothing."""
+    pytest.importorskip("ncu_report", reason="needs ncu-report")
+    path = tmp_path / "cut.ncu-rep"
+    path.write_bytes((REPORT / "kernels.ncu-rep").read_bytes()[:size])
+    with suppress(RecordError):
+        record = import_files([path]).to_dict()
+        figures = [*record["flop"].values(), *record["byte"].values(), record["time_s"]]
+        assert set(figures) == {None}, figures
+
+
+def test_a_gpu_that_the_files_name_is_the_users_to_overrule():
+    assert import_files([REPORT / "kernels.csv"], gpu="H200").gpu == "H200"

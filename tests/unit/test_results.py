@@ -107,6 +107,7 @@ DATASHEET = {
     "tensor_fp64": 66.9e12,
     "sass_fp64": 33.5e12,
     "dram": 4.8e12,
+    "l1": 128 * 132 * 1.98e9,  # derived: bytes a clock and SM, SMs, clock
 }
 
 
@@ -135,11 +136,12 @@ def test_layers_add_up_to_the_step(arch):
     record = Measurement.load(H200 / f"{arch}-layers/run.json")
     assert len(record.regions.segments) == PARTS[arch]
     for check in checks(record):
-        close = 1e-5 if check.name == "FLOP" else 0.002
+        # Kernel times are of other steps than the whole's.
+        close = {"FLOP": 1e-5, "kernel time": 0.003}.get(check.name, 0.002)
         assert check.parts == pytest.approx(check.whole, rel=close), check.name
     assert {check.name for check in checks(record)} == {"FLOP", "dram", "l2", "l1", "kernel time"}
     time = sum(segment.time for segment in record.regions.segments)
-    assert time == pytest.approx(record.kernels.union, rel=0.002)
+    assert time == pytest.approx(record.kernels.union, rel=0.003)
     # The ten that lose most are told apart in the report beside it.
     report = (H200 / f"{arch}-layers/report.txt").read_text()
     table = report.partition("By layer, by time lost")[2].splitlines()[3:13]

@@ -6,7 +6,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from roofprobe.errors import RecordError
-from roofprobe.ncu_import import ranks, rows
+from roofprobe.ncu_import import ranks, rows, vocabulary
 from roofprobe.ncu_import.launches import Launches, Owner, Sink
 from roofprobe.ncu_import.rows import Fragment, Header
 
@@ -289,6 +289,9 @@ class _Base:
                 compute_capability=rows.capability(self._cell(fields, "CC")),
                 host=self._cell(fields, "Host Name") or "",
             )
+            gpu = self._cell(fields, vocabulary.GPU_NAME)
+            if gpu is not None:
+                self._launches.gpus[gpu] = None
             nvtx = (range_name(fields[index]) for index in self._nvtx if fields[index].strip())
             stream = self._cell(fields, "Stream") or ""
             self.last = self._launches.launch(

@@ -84,7 +84,7 @@ class Imported:
 
     Attributes:
         files: Their names.
-        gpu: The user's name for the GPU.
+        gpu: The user's name for the GPU, or else the files' own.
         compute_capabilities: Of the devices, where known.
         whole: Figures of all launches.
         kernels: Figures by kernel name, in order of appearance.
@@ -211,7 +211,7 @@ def import_files(
     ranges, steady = _ranges(launches, parts, warnings) if work.paired else ((), None)
     return Imported(
         files=tuple(path.name for path in paths),
-        gpu=gpu,
+        gpu=gpu or _gpu_told(contents),
         compute_capabilities=capabilities,
         whole=whole,
         kernels=_kernels(launches, parts),
@@ -230,6 +230,12 @@ def import_files(
         tensor_scale=parts.scale,
         not_counted=tuple(not_counted),
     )
+
+
+def _gpu_told(contents: Sequence[reader.Content]) -> str | None:
+    """The GPU that the files name, where they name one."""
+    names = list(dict.fromkeys(name for content in contents for name in content.launches.gpus))
+    return names[0] if len(names) == 1 else None
 
 
 def _said(contents: Sequence[reader.Content]) -> Iterator[str]:

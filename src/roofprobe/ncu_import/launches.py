@@ -261,6 +261,7 @@ class Launches:
         unusable: Metric -> why its values cannot be used.
         again: Launches that came twice, below two headers, with the same values.
         table: Number of the header whose rows are read.
+        gpus: Names of the GPUs that the file tells, in order of appearance.
     """
 
     def __init__(self, numerals: Numerals) -> None:
@@ -278,6 +279,7 @@ class Launches:
         self.columns: list[Column] = []
         self.unusable: dict[str, str] = {}
         self.again: set[int] = set()
+        self.gpus: dict[str, None] = {}
         self._ids = array("q")
         self._times = array("i")
         self._time_names: list[str] = []

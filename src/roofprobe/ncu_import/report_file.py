@@ -72,6 +72,9 @@ def _launch(launches: Launches, action: Any, ident: int) -> None:
         context="" if context is None else f"{context:.0f}",
         compute_capability=None if major is None or minor is None else f"{major:.0f}.{minor:.0f}",
     )
+    gpu = action.metric_by_name(vocabulary.GPU_NAME)
+    if gpu is not None and gpu.kind() == gpu.ValueKind_STRING:
+        launches.gpus[gpu.as_string()] = None
     stream = _number(action, "launch__stream_id")
     launch = launches.launch(
         owner,

@@ -22,6 +22,8 @@ from roofprobe import metrics
 Kind = Literal["flop", "tensor", "pipe", "hint", "byte", "time", "cycle", "clock"]
 Per = Literal["", "second", "cycle"]
 
+GPU_NAME: Final = "device__attribute_display_name"
+
 # FLOP of one tensor instruction, by compute capability, where every shape does the same. Volta: a
 # warp's m8n8k4 product is 4 * 512 FLOP in four HMMA.884 steps; arXiv 2009.05257 counts 512 too.
 PIPE_FLOP: Final[Mapping[str, int]] = {"7.0": 512}

@@ -1,9 +1,9 @@
-"""Records ncu reports of known work, for tests of the importer that have no GPU.
+"""Records an ncu report of known work, for tests of the importer that have no GPU.
 
-    python harness/record_reports.py tests/data/ncu-reports
+    python harness/record_report.py tests/data/ncu-report
 
-Each report comes with what ncu itself exports of it, as NAME.csv. Own kernels keep reports small:
-of a library's, ncu stores the machine code of much else.
+The report comes with what ncu itself exports of it, as CSV. Own kernels keep it small: of a
+library's, ncu stores the machine code of much else.
 """
 
 import subprocess
@@ -27,11 +27,6 @@ METRICS = (
     "lts__t_bytes.sum",
     "l1tex__t_bytes.sum",
 )
-# Of ranges ncu counts no SASS metrics.
-REPORTS = {
-    "kernels": (METRICS, ("--nvtx",)),
-    "range": (METRICS[3:], ("--replay-mode", "app-range", "--cache-control", "none")),
-}
 
 
 def work() -> None:
@@ -53,19 +48,18 @@ def work() -> None:
 
 
 def main(folder: str) -> None:
-    """Records every report into ``folder``."""
+    """Records the report into ``folder``."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, (metrics, options) in REPORTS.items():
-        report = Path(folder, f"{name}.ncu-rep")
-        command = [
-            *("ncu", "--profile-from-start", "off", "--clock-control", "none", *options),
-            *("--metrics", ",".join(metrics), "--force-overwrite", "--export", str(report)),
-            *(sys.executable, __file__),
-        ]
-        subprocess.run(command, check=True)
-        export = ["ncu", "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
-        text = subprocess.run(export, check=True, capture_output=True, text=True).stdout
-        report.with_suffix(".csv").write_text(text)
+    report = Path(folder, "kernels.ncu-rep")
+    command = [
+        *("ncu", "--profile-from-start", "off", "--clock-control", "none", "--nvtx"),
+        *("--metrics", ",".join(METRICS), "--force-overwrite", "--export", str(report)),
+        *(sys.executable, __file__),
+    ]
+    subprocess.run(command, check=True)
+    export = ["ncu", "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
+    text = subprocess.run(export, check=True, capture_output=True, text=True).stdout
+    report.with_suffix(".csv").write_text(text)
 
 
 if __name__ == "__main__":
