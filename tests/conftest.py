@@ -23,8 +23,9 @@ EXPECTED_SKIPS = {
 _unexpected_skips: list[str] = []
 
 
-# A shell ignores Ctrl-C for what it runs in the background, and children inherit that.
+# A shell ignores Ctrl-C for what it runs in the background, nohup a hang-up; children inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @functools.cache
