@@ -38,7 +38,7 @@ def read(path: Path) -> Launches:
         RecordError: the package is missing, or it refuses the file.
     """
     try:
-        import ncu_report  # type: ignore[import-not-found,unused-ignore]
+        import ncu_report  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise RecordError(
             "reading an .ncu-rep report needs NVIDIA's package: pip install ncu-report, or export "
