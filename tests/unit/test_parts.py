@@ -491,14 +491,14 @@ def test_many_blocks_are_cut_short_in_a_terminal_and_whole_on_the_page():
     [
         ("resnet18", "layer1", 10),
         ("resnet50", "layer1", 10),
-        ("vit_b_16", "encoder.layers.encoder_layer_1", 17),
+        ("vit_b_16", "encoder.layers.encoder_layer_", 17),  # twelve that are alike
     ],
 )
 def test_blocks_of_real_models_add_up_to_all_that_their_modules_do(arch, first, count):
     path = Path(__file__).parents[2] / f"harness/results/h200/{arch}-layers/run.json"
     whole = Measurement.load(path)
     found = blocks(parts(whole))
-    assert (found[0].name, len(found)) == (first, count)
-    assert found[0].time == pytest.approx(within(whole, first).time)
+    assert found[0].name.startswith(first) and len(found) == count
+    assert found[0].time == pytest.approx(within(whole, found[0].name).time)
     assert sum(block.time for block in found) == pytest.approx(within(whole, "").time)
     assert max(block.time for block in found) < whole.kernels.union / 2

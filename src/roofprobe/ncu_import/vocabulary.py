@@ -243,7 +243,7 @@ def tensor_parts(capability: str | None) -> tuple[tuple[str, ...], ...] | None:
 
 def has_tensor_cores(capability: str | None) -> bool:
     """Whether a chip may have tensor cores; True where nobody knows which it is."""
-    major = (capability or "").partition(".")[0]
+    major = (capability or "").partition(".")[0][:4]  # of a damaged one there may be thousands
     return not major.isdecimal() or int(major) >= _FIRST_WITH_TENSOR_CORES
 
 
