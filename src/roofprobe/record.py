@@ -701,6 +701,8 @@ def _build(kind: Any, value: Any) -> Any:
         hints = typing.get_type_hints(kind)
         names = [f.name for f in dataclasses.fields(kind) if f.name in value]
         return kind(**{name: _build(hints[name], value[name]) for name in names})  # type: ignore[operator]
+    if isinstance(value, float) and kind in (int, int | None):
+        return int(value)  # the schema takes 8.0 for an integer, and so other programs may write it
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         arms = [arm for arm in typing.get_args(kind) if dataclasses.is_dataclass(arm)]

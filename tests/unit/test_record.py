@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofprobe import record
+from roofprobe import record, report
 from roofprobe.errors import RecordError
 from roofprobe.record import (
     Clocks,
@@ -191,6 +191,20 @@ def test_half_a_surrogate_pair_is_spelled_out():
     assert read.name == r"a\ud800"
     assert read.workload == {r"\udce9": r"caf\udce9"}
     assert read.notes == {"x": "ok: \u00e9"}
+
+
+def test_integers_that_another_program_wrote_as_8_0_are_integers():
+    path = Path(__file__).parents[1] / "data/three-layers.json"
+    whole = Measurement.load(path)
+    body = json.loads(path.read_text())
+    body["rounds"][0]["passes"] = float(body["rounds"][0]["passes"])
+    body["environment"]["sm_count"] = float(body["environment"]["sm_count"])
+    for kernel in body["regions"]["kernels"]:
+        for use in kernel["uses"]:
+            use["segment"] = float(use["segment"])
+    read = Measurement.from_json(json.dumps(body))
+    assert read.to_json() == whole.to_json()
+    assert "By layer" in report.text(read)
 
 
 def test_every_committed_run_file_is_read():
