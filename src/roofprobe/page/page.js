@@ -137,8 +137,12 @@
     const memory = roofs.filter((roof) => roof.kind === "byte");
     const lowest = Math.min(...memory.map((roof) => roof.value));
     const slanted = memory.map((roof) => {
-      // DRAM's two roofs are close, with nothing below them: there is room on their outer sides.
-      const off = memory.length > 1 && roof.value === lowest ? -10 : 10;
+      // A level's two roofs are close: there is room on their outer sides.
+      const close = memory.some((other) => {
+        const apart = Math.log10(other.value / roof.value) * up * Math.cos(turn); // pixels
+        return apart > 0 && apart < NAME_HEIGHT;
+      });
+      const off = memory.length > 1 && (close || roof.value === lowest) ? -10 : 10;
       const half = 4 * roof.label.length; // pixels
       const x = Math.max(x0, y0 - Math.log10(roof.value)) + (half * Math.cos(turn)) / across;
       return {
