@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ OPTIONS = (
     "--disable-sync",
 )
 RESULTS = Path(__file__).parents[1] / "data/runs"
+H200 = Path(__file__).parents[2] / "harness/results/h200"
 # Of torch on an H200: GEMMs of 8192^3, copies of 8 GiB. L2's is made up.
 ROOFS = (
     MeasuredRoof("TF32 GEMM", "flop", 398e12, 0.01, "8192^3", "tensor_tf32", None),
@@ -304,6 +306,24 @@ def test_the_page_fits_its_width(opened, resnet, width):
     page.set_viewport_size({"width": 700, "height": 900})
     page.wait_for_function("() => document.getElementById('roofline').layout.width < 700")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 700
+
+
+def test_names_of_close_roofs_lie_on_either_side_of_them(opened):
+    """L1's measured and derived roof are 2% apart, DRAM's two 6%."""
+    page = opened(("x", Measurement.load(H200 / "resnet18-layers/run.json")))
+    names = page.evaluate(
+        """() => {
+          const { xaxis, yaxis, annotations } = document.getElementById("roofline")._fullLayout;
+          return annotations.filter((name) => name.textangle).map((name) => {
+            const turn = (name.textangle * Math.PI) / 180;
+            const x = xaxis.l2p(name.x) + name.xshift;
+            const y = yaxis.l2p(name.y) - name.yshift;
+            return y * Math.cos(turn) - x * Math.sin(turn); // pixels across the roofs
+          }).sort((a, b) => a - b);
+        }"""
+    )
+    assert len(names) == 5
+    assert all(after - before >= 14 for before, after in pairwise(names)), names
 
 
 def test_colours_follow_the_scheme(opened, resnet):
